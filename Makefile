@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+# `make demo` and `make test` set up everything they need by themselves.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := .requirements/torch-2.11.txt
+BUILD := build/torch-2.11
+SOURCES := $(shell find ops plugin registration python_shims .cmake -type f \
+             -not -name '*.pyc' 2>/dev/null) CMakeLists.txt pyproject.toml README.md
+CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t18
+
+prerequisites:
+	@missing=""; \
+	command -v g++ >/dev/null || missing="$$missing g++"; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' \
+	  2>/dev/null || missing="$$missing python3-dev"; \
+	[ -e /usr/include/gtest/gtest.h ] || missing="$$missing libgtest-dev"; \
+	if [ -n "$$missing" ]; then \
+	  echo "deepmd-prewarm: missing$$missing. Install with:" >&2; \
+	  echo "  apt-get update && apt-get install -y$$missing" >&2; exit 1; fi
+
+setup: prerequisites $(VENV)/.installed ## create .venv with the pinned dependencies
+
+$(VENV)/.installed: $(LOCK)
+	@echo "[1/2] .venv: pinned dependencies of $(LOCK) (about 5 GB, torch and deepmd-kit)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.9
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync $(LOCK)
+	@touch $@
+
+build: setup $(VENV)/.built ## build the library and install the package into .venv
+
+# One build tree serves the wheel and the C++ tests.
+$(VENV)/.built: $(VENV)/.installed $(SOURCES) $(CPP_TESTS)
+	@echo "[2/2] building libdeepmd_prewarm.so, the bridge and the C++ tests in $(BUILD)"
+	@VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/uv pip install -q \
+	  --no-deps --no-build-isolation --reinstall-package deepmd-prewarm . \
+	  -C build-dir=$(BUILD) -C cmake.define.DEEPMD_PREWARM_TESTS=ON \
+	  -C cmake.define.DEEPMD_PREWARM_WERROR=ON
+	@touch $@
+
+lint: setup ## clang-format, clang-tidy on changed files, ruff, mypy, docstrings
+	@$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
+	@$(BIN)/ruff format --check -q .
+	@$(BIN)/ruff check -q .
+	@$(BIN)/mypy
+	@$(BIN)/interrogate -q python_shims
+
+test-cpp: build
+	@cd $(BUILD) && $(CURDIR)/$(BIN)/ctest --output-on-failure
+
+test-python: build
+	@$(BIN)/python -m pytest
+
+test: build lint test-cpp test-python ## everything (CI runs this)
+
+lock: ## refresh the lock file from .requirements/dev.in
+	@$(BIN)/uv pip compile -q .requirements/dev.in --python-version 3.11 \
+	  --no-header --no-annotate -o $(LOCK)
+
+clean: ## remove builds, keep .venv
+	@rm -rf build $(VENV)/.built
+
+.PHONY: help prerequisites setup build lint test-cpp test-python test lock clean

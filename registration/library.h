@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: LGPL-3.0-or-later
+#pragma once
+
+#include <torch/library.h>
+
+namespace deepmd_prewarm {
+
+/// The class and the schemas (library.cpp). Needs a FRAGMENT of `deepmd`.
+void define_library(torch::Library& fragment);
+
+/// The implementations (kernels.cpp). After define_library: a kernel that takes
+/// a CompiledTask cannot be inferred before its class is registered.
+void implement_kernels(torch::Library& fragment);
+
+}  // namespace deepmd_prewarm
