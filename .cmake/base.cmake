@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 # One place for the compile options that every target of this project shares.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+  set(CMAKE_BUILD_TYPE
+      Release
+      CACHE STRING "" FORCE)
 endif()
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
@@ -26,7 +28,6 @@ function(set_compile_options target)
     target_compile_options(
       ${target} PRIVATE -fsanitize=${DEEPMD_PREWARM_SANITIZE}
                         -fno-omit-frame-pointer -g)
-    target_link_options(${target} PRIVATE
-                        -fsanitize=${DEEPMD_PREWARM_SANITIZE})
+    target_link_options(${target} PRIVATE -fsanitize=${DEEPMD_PREWARM_SANITIZE})
   endif()
 endfunction()

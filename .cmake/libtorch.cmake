@@ -5,7 +5,9 @@
 #
 # Looks in DEEPMD_PREWARM_TORCH_ROOT (a libtorch folder) if set, else asks the
 # Python interpreter for its torch package.
-set(DEEPMD_PREWARM_TORCH_ROOT "" CACHE PATH "libtorch folder; empty: ask Python")
+set(DEEPMD_PREWARM_TORCH_ROOT
+    ""
+    CACHE PATH "libtorch folder; empty: ask Python")
 if(NOT DEEPMD_PREWARM_TORCH_ROOT)
   find_package(Python REQUIRED COMPONENTS Interpreter)
   execute_process(
@@ -44,12 +46,13 @@ target_include_directories(
   deepmd_prewarm_libtorch SYSTEM
   INTERFACE $<BUILD_INTERFACE:${_root}/include>
             $<BUILD_INTERFACE:${_root}/include/torch/csrc/api/include>)
-target_compile_definitions(deepmd_prewarm_libtorch
-                           INTERFACE $<BUILD_INTERFACE:USE_DISTRIBUTED>
-                                     $<BUILD_INTERFACE:USE_C10D_GLOO>)
+target_compile_definitions(
+  deepmd_prewarm_libtorch INTERFACE $<BUILD_INTERFACE:USE_DISTRIBUTED>
+                                    $<BUILD_INTERFACE:USE_C10D_GLOO>)
 target_link_libraries(
   deepmd_prewarm_libtorch
   INTERFACE $<BUILD_INTERFACE:${_root}/lib/libtorch.so>
             $<BUILD_INTERFACE:${_root}/lib/libtorch_cpu.so>
             $<BUILD_INTERFACE:${_root}/lib/libc10.so>)
-message(STATUS "deepmd-prewarm: torch ${DEEPMD_PREWARM_TORCH_VERSION} in ${_root}")
+message(
+  STATUS "deepmd-prewarm: torch ${DEEPMD_PREWARM_TORCH_VERSION} in ${_root}")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 # The extension module deepmd_prewarm._bridge: the only object that knows Python.
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
-Python_add_library(deepmd_prewarm_bridge MODULE WITH_SOABI plugin/python_bridge.cpp)
+python_add_library(deepmd_prewarm_bridge MODULE WITH_SOABI
+                   plugin/python_bridge.cpp)
 set_compile_options(deepmd_prewarm_bridge)
 set_target_properties(
   deepmd_prewarm_bridge
@@ -13,5 +14,5 @@ set_target_properties(
 target_compile_definitions(deepmd_prewarm_bridge
                            PRIVATE TORCH_EXTENSION_NAME=_bridge)
 target_link_libraries(
-  deepmd_prewarm_bridge PRIVATE deepmd_prewarm
-                                "${DEEPMD_PREWARM_TORCH_LIB}/libtorch_python.so")
+  deepmd_prewarm_bridge
+  PRIVATE deepmd_prewarm "${DEEPMD_PREWARM_TORCH_LIB}/libtorch_python.so")
