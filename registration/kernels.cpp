@@ -8,23 +8,50 @@
 #include <deepmd_prewarm/ops/sync_ranks.h>
 #include <deepmd_prewarm/ops/warmup_compiled.h>
 
+#include <utility>
+
 #include "registration/library.h"
 
 namespace deepmd_prewarm {
+namespace {
+
+// FakeTensorMode calls the Python fake if there is one, else this kernel with
+// Meta in the thread's dispatch keys. Running there would act at trace time,
+// and without the effect registration the traced call would be deleted.
+void expect_no_tracing(const char* name) {
+  const auto keys = c10::impl::tls_local_dispatch_key_set().included_;
+  TORCH_CHECK(!keys.has_backend(c10::BackendComponent::MetaBit), name,
+              ": expected its fake while a graph is traced, got none. Run "
+              "`import deepmd_prewarm; deepmd_prewarm.load()` before "
+              "torch.compile or torch.export: loading the library alone serves "
+              "eager mode and TorchScript.");
+}
+
+template <typename Result, typename... Arguments>
+auto kernel(const char* name, Result (*function)(Arguments...)) {
+  return torch::dispatch(
+      c10::DispatchKey::CompositeExplicitAutograd,
+      [name, function](Arguments... arguments) -> Result {
+        expect_no_tracing(name);
+        return function(std::forward<Arguments>(arguments)...);
+      });
+}
+
+}  // namespace
 
 void implement_kernels(torch::Library& m) {
-  const auto impl = [&m](const char* name, auto&& kernel) {
-    m.impl(name, torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                 std::forward<decltype(kernel)>(kernel)));
+  const auto impl = [&m](const char* name, auto* function) {
+    m.impl(name, kernel(name, function));
   };
-  impl("release_trace_inputs", TORCH_FN(release_trace_inputs));
-  impl("release_trace_inputs.list", TORCH_FN(release_trace_inputs_list));
-  impl("explain_release", TORCH_FN(explain_release));
-  impl("warmup_compiled", TORCH_FN(warmup_compiled));
-  impl("safe_empty_cache", TORCH_FN(safe_empty_cache));
-  impl("cache_bytes", TORCH_FN(cache_bytes));
-  impl("sync_ranks", TORCH_FN(sync_ranks));
-  impl("scalarize_losses", TORCH_FN(scalarize_losses));
+  impl("release_trace_inputs", &release_trace_inputs);
+  impl("release_trace_inputs.list", &release_trace_inputs_list);
+  impl("explain_release", &explain_release);
+  impl("warmup_compiled", &warmup_compiled);
+  impl("safe_empty_cache", &safe_empty_cache);
+  impl("cache_bytes", &cache_bytes);
+  impl("sync_ranks", &sync_ranks);
+  impl("scalarize_losses", &scalarize_losses);
+  impl("prewarm_library", &prewarm_library);
 }
 
 }  // namespace deepmd_prewarm

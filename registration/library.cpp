@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// The whole dispatcher surface of deepmd-prewarm: one class, eight schemas, no
+// The whole dispatcher surface of deepmd-prewarm: one class, nine schemas, no
 // logic. Always a FRAGMENT: deepmd-kit's libdeepmd_op_pt.so owns the namespace.
 #include "registration/library.h"
 
@@ -14,6 +14,12 @@ c10::FunctionSchema conservative(const char* schema) {
   return torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE);
 }
 
+// These operators act on the process, not on values. nondeterministic_seeded
+// is torch's word for "the same arguments may do something else next time":
+// without it, tracers run an operator on constants for real to fold its result.
+const std::vector<at::Tag> kActs{at::Tag::nondeterministic_seeded,
+                                 at::Tag::pt2_compliant_tag};
+
 }  // namespace
 
 void deepmd_prewarm::define_library(torch::Library& m) {
@@ -22,19 +28,20 @@ void deepmd_prewarm::define_library(torch::Library& m) {
 
   m.class_<CompiledTask>("CompiledTask").def("name", &CompiledTask::name);
 
-  m.def(conservative("release_trace_inputs(Tensor?[] inputs) -> SymInt"));
-  m.def(conservative("release_trace_inputs.list(Tensor[] inputs) -> SymInt"));
-  m.def(conservative("explain_release(Tensor?[] inputs) -> str[]"));
-  m.def(conservative(
-      "warmup_compiled(__torch__.torch.classes.deepmd.CompiledTask task, "
-      "Tensor?[] inputs, *, bool backward=True) -> ()"));
-  m.def(conservative("safe_empty_cache(Device device) -> ()"));
-  m.def(conservative(
-      "cache_bytes(Device device) -> (int reserved, int allocated)"));
-  m.def(
-      conservative("sync_ranks(str group_name, str phase, str error=\"\", "
-                   "float timeout_s=0.) -> ()"));
-  m.def(
-      conservative("scalarize_losses(Dict(str, Tensor) losses, "
-                   "str[]? skip_prefixes=None) -> Dict(str, float)"));
+  const auto def = [&m](const char* schema) {
+    m.def(conservative(schema), kActs);
+  };
+  def("release_trace_inputs(Tensor?[] inputs) -> SymInt");
+  def("release_trace_inputs.list(Tensor[] inputs) -> SymInt");
+  def("explain_release(Tensor?[] inputs) -> str[]");
+  def("warmup_compiled(__torch__.torch.classes.deepmd.CompiledTask task, "
+      "Tensor?[] inputs, *, bool backward=True) -> ()");
+  def("safe_empty_cache(Device device) -> ()");
+  def("cache_bytes(Device device) -> (int reserved, int allocated)");
+  def("sync_ranks(str group_name, str phase, str error=\"\", "
+      "float timeout_s=0.) -> ()");
+  def("scalarize_losses(Dict(str, Tensor) losses, "
+      "str[]? skip_prefixes=None) -> Dict(str, float)");
+  // Which copy of this library serves the process.
+  def("prewarm_library() -> (str version, str torch, str path)");
 }

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the operators do while a graph is traced: nothing, and say so in types.
+
+A fake runs instead of the kernel under ``FakeTensorMode`` (``torch.compile``,
+``torch.export``, symbolic ``make_fx``). It reads no size and no value; checks
+that need only plain arguments are repeated here with the kernel's text.
+Imported by `deepmd_prewarm._library.load`, after the operators exist.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ops = torch.ops.deepmd
+
+#: Operators that act on the process: traced as calls, run when the graph runs.
+ACTING = (
+    _ops.release_trace_inputs.default,
+    _ops.release_trace_inputs.list,
+    _ops.warmup_compiled.default,
+    _ops.safe_empty_cache.default,
+    _ops.sync_ranks.default,
+)
+#: Operators that return Python values, which no graph can hold.
+ASKING = (
+    _ops.explain_release.default,
+    _ops.cache_bytes.default,
+    _ops.scalarize_losses.default,
+    _ops.prewarm_library.default,
+)
+
+
+@torch.library.register_fake("deepmd::release_trace_inputs")
+@torch.library.register_fake("deepmd::release_trace_inputs.list")
+def _released_bytes(inputs: Sequence[torch.Tensor | None]) -> int | torch.SymInt:
+    if all(tensor is None for tensor in inputs):
+        return 0
+    try:
+        context = torch.library.get_ctx()
+    except RuntimeError:
+        return 0  # meta tensors outside of a FakeTensorMode: nothing to free
+    if context._fake_mode.shape_env is None:
+        return 0  # a bare FakeTensorMode, no graph is made from it
+    return context.new_dynamic_size()
+
+
+@torch.library.register_fake("deepmd::warmup_compiled")
+def _warmed(
+    task: object, inputs: Sequence[torch.Tensor | None], *, backward: bool = True
+) -> None:
+    pass
+
+
+@torch.library.register_fake("deepmd::safe_empty_cache")
+def _emptied(device: torch.device) -> None:
+    pass
+
+
+@torch.library.register_fake("deepmd::sync_ranks")
+def _met(group_name: str, phase: str, error: str = "", timeout_s: float = 0.0) -> None:
+    pass
+
+
+def _refuse(op: torch._ops.OpOverload) -> None:
+    def untraceable(*_args: Any, **_kwargs: Any) -> None:
+        raise DataDependentOutputException(op)
+
+    torch.library.register_fake(op, untraceable)
+
+
+for _op in ASKING:
+    _refuse(_op)
+
+
+def _record_only(
+    mode: ProxyTorchDispatchMode,
+    func: torch._ops.OpOverload,
+    types: Sequence[type],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Record a call in a ``make_fx`` graph without running it on real tensors."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE):
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+
+
+for _op in ACTING:
+    torch.library.register_torch_dispatch(_op, ProxyTorchDispatchMode, _record_only)
