@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What ``deepmd-prewarm doctor`` looks at."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["Finding", "examine"]
+
+_OPERATORS = (
+    "cache_bytes",
+    "explain_release",
+    "release_trace_inputs",
+    "safe_empty_cache",
+    "scalarize_losses",
+    "sync_ranks",
+    "warmup_compiled",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor."""
+
+    good: bool
+    subject: str
+    text: str
+
+
+def examine() -> list[Finding]:
+    """Look at everything; never raises, needs no process group.
+
+    Returns
+    -------
+    list of Finding
+        In the order in which to read them.
+    """
+    return [
+        _versions(),
+        _library(),
+        _operators(),
+        _deepmd_kit(),
+        _hooks(),
+        _cache_folder(),
+        _time_out(),
+        _settings(),
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _versions() -> Finding:
+    names = ("deepmd-prewarm", "torch", "numpy")
+    said = ", ".join(f"{name} {_version(name)}" for name in names)
+    return Finding(True, "versions", f"{said}, Python {platform.python_version()}")
+
+
+def _library() -> Finding:
+    try:
+        from . import _library as library
+
+        library.load()
+        return Finding(True, "library", str(library.library_path()))
+    except Exception as error:
+        return Finding(False, "library", str(error))
+
+
+def _operators() -> Finding:
+    try:
+        import torch
+
+        missing = [n for n in _OPERATORS if not hasattr(torch.ops.deepmd, n)]
+    except Exception as error:
+        return Finding(False, "operators", f"torch cannot be imported: {error}")
+    if missing:
+        return Finding(False, "operators", f"missing: {', '.join(missing)}")
+    return Finding(True, "operators", ", ".join(_OPERATORS))
+
+
+def _deepmd_kit() -> Finding:
+    found = _version("deepmd-kit")
+    if found == "not installed":
+        text = "not installed; only needed to train with deepmd-kit"
+        return Finding(True, "deepmd-kit", text)
+    return Finding(True, "deepmd-kit", found)
+
+
+def _hooks() -> Finding:
+    points = metadata.entry_points(group="deepmd.pt_expt")
+    ours = [p for p in points if p.value.startswith("deepmd_prewarm.")]
+    if not ours:
+        return Finding(
+            False,
+            "hooks",
+            "the entry point of group deepmd.pt_expt is missing; reinstall"
+            " deepmd-prewarm",
+        )
+    if os.environ.get("DP_PREWARM") == "0":
+        return Finding(True, "hooks", "switched off by DP_PREWARM=0")
+    try:
+        ours[0].load()
+    except Exception as error:
+        return Finding(False, "hooks", f"{ours[0].value} cannot be loaded: {error}")
+    return Finding(True, "hooks", f"entry point {ours[0].value}")
+
+
+def _cache_folder() -> Finding:
+    try:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        folder = Path(cache_dir())
+    except Exception as error:
+        return Finding(False, "cache folder", f"torch does not tell: {error}")
+    existing = folder if folder.exists() else folder.parent
+    if not os.access(existing, os.W_OK):
+        return Finding(
+            False,
+            "cache folder",
+            f"{folder} is not writable: every start compiles anew."
+            " Set TORCHINDUCTOR_CACHE_DIR",
+        )
+    graphs = folder / "fxgraph"
+    count = sum(1 for _ in graphs.glob("*/*")) if graphs.is_dir() else 0
+    return Finding(True, "cache folder", f"{folder}, {count} graphs")
+
+
+def _time_out() -> Finding:
+    try:
+        from torch.distributed.distributed_c10d import _get_default_timeout
+
+        limits = ", ".join(
+            f"{backend} {_get_default_timeout(backend).total_seconds():.0f} s"
+            for backend in ("gloo", "nccl")
+        )
+    except Exception as error:
+        return Finding(False, "group time-out", f"torch does not tell: {error}")
+    text = f"default {limits}; a report shows that of the training's own group"
+    return Finding(True, "group time-out", text)
+
+
+def _settings() -> Finding:
+    given = {k: v for k, v in os.environ.items() if k.startswith("DP_PREWARM")}
+    said = ", ".join(f"{k}={v}" for k, v in sorted(given.items()))
+    return Finding(True, "environment", said or "no DP_PREWARM_* set")

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Warming one task on this rank, and leaving nothing of it behind."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from .collective_free import collective_free, first_collective_module
+from .compile_counters import CompileMeter
+from .ops import cache_bytes, release_trace_inputs, safe_empty_cache
+from .random_streams import unchanged_random_streams
+from .report import SpanKind, TaskRecord
+from .samples import Footprint, as_call, tensors_in
+from .tasks import CompiledTask, warmup_compiled
+
+if TYPE_CHECKING:
+    from .prewarm import PrewarmTask, TaskHook
+
+__all__ = ["TaskRun"]
+
+_log = logging.getLogger(__name__)
+
+
+class TaskRun:
+    """One task's turn on this rank.
+
+    Parameters
+    ----------
+    task
+        What to warm.
+    earlier
+        Records of the tasks warmed before, to tell a shared graph.
+    origin
+        Reading of `time.perf_counter` from which the record counts.
+    device
+        Whose memory to report; None: that of the task's parameters.
+    """
+
+    def __init__(
+        self,
+        task: PrewarmTask,
+        earlier: Sequence[TaskRecord],
+        origin: float,
+        device: torch.device | str | None,
+    ) -> None:
+        self.task = task
+        self.record = TaskRecord(name=task.name, mode=task.mode)
+        self.record._origin = origin
+        self._earlier = earlier
+        self._modules = [*task.modules, *modules_of(task.fn)]
+        self._device = _device_of(self._modules) if device is None else device
+        self._footprint = Footprint()
+        self._meter = CompileMeter()
+
+    def warm(
+        self, before_task: TaskHook | None, after_task: TaskHook | None
+    ) -> BaseException | None:
+        """Warm every sample, release, and fill in the record.
+
+        Parameters
+        ----------
+        before_task, after_task
+            Hooks around it.
+
+        Returns
+        -------
+        BaseException or None
+            What went wrong: it is the caller's to tell the other ranks.
+        """
+        record, device = self.record, torch.device(self._device)
+        record.device = str(device)
+        record.rss_before = psutil.Process().memory_info().rss
+        record.device_before = cache_bytes(device)[0]
+        failure: BaseException | None = None
+        start = time.perf_counter()
+        self._meter.start()
+        try:
+            with unchanged_random_streams():
+                self._with_hooks(before_task, after_task)
+        except BaseException as error:
+            failure = error
+            record.error = f"{type(error).__name__}: {error}"
+        counts = self._meter.stop()
+        record.graphs_forward = counts.forward
+        record.graphs_backward = counts.backward
+        record.cache_hits = counts.cache_hits
+        record.cache_misses = counts.cache_misses
+        end = time.perf_counter()
+        self._fill_spans(start, end)
+        if gc.isenabled():  # a trainer that switched it off has its reasons
+            gc.collect()
+        safe_empty_cache(device)
+        record.bytes_released += self._footprint.gone()
+        record.rss_after = psutil.Process().memory_info().rss
+        record.device_after = cache_bytes(device)[0]
+        record.add_span("release", end, time.perf_counter())
+        return failure
+
+    def _with_hooks(
+        self, before_task: TaskHook | None, after_task: TaskHook | None
+    ) -> None:
+        try:
+            if before_task is not None:
+                before_task(self.task, self.record)
+            self._warm_samples()
+            graph = self.task.graph
+            self.record.graph = graph() if callable(graph) else graph
+        finally:
+            if after_task is not None:
+                after_task(self.task, self.record)
+        self._tell_source()
+
+    def _warm_samples(self) -> None:
+        task, record = self.task, self.record
+        doubtful = first_collective_module(self._modules)
+        if doubtful is not None and torch.distributed.is_initialized():
+            _log.warning(
+                "deepmd-prewarm: task '%s' holds a %s, whose forward is a collective:"
+                " ranks that compile at different speed wait in it",
+                task.name,
+                doubtful,
+            )
+        box: list[Any] = []
+        fn = task.fn
+
+        def run(*_: torch.Tensor) -> list[torch.Tensor]:
+            # The sample itself, not what went through the operator: containers
+            # and objects in it are guarded too.
+            args, kwargs = box[0]
+            return list(tensors_in(fn(*args, **kwargs)))
+
+        handle = CompiledTask.from_callable(task.name, run, self._modules)
+        owned = callable(task.samples)
+        samples: Iterable[Any] = task.samples() if owned else task.samples  # type: ignore[operator,assignment]
+        try:
+            with collective_free(self._modules):
+                for sample in samples:
+                    box[:] = [as_call(sample)]
+                    del sample
+                    record.samples += 1
+                    inputs = list(tensors_in(box[0]))
+                    if owned:
+                        self._footprint.add(inputs)
+                    try:
+                        warmup_compiled(handle, inputs, backward=task.mode == "train")
+                    finally:
+                        box.clear()
+                    if owned:
+                        release_trace_inputs(inputs)
+                    del inputs
+            if not record.samples:
+                raise ValueError(
+                    f"prewarm: expected at least one sample for task '{task.name}',"
+                    " got none"
+                )
+            stats = handle.stats()
+            record.eager = stats["eager_runs"] > 0
+            record.covers_training = bool(stats["covers_training"])
+        finally:
+            handle.close()
+
+    def _tell_source(self) -> None:
+        record, counts = self.record, self._meter.read()
+        same = [
+            other
+            for other in self._earlier
+            if record.graph is not None and other.graph == record.graph
+        ]
+        if same or (counts.total == 0 and not record.eager):
+            record.source = "shared"
+        elif counts.cache_hits and not counts.cache_misses:
+            record.source = "loaded"
+
+    def _fill_spans(self, start: float, end: float) -> None:
+        """Split the turn: compiling and loading first, tracing, running the rest."""
+        record = self.record
+        origin = record._origin
+        traced = [s for s in record.spans if s.kind == "trace"]
+        given = record.trace_s
+        record.spans = [s for s in record.spans if s.kind != "trace"]
+        taken: list[tuple[float, float]] = []
+        for span in self._meter.spans:
+            kind: SpanKind = "load" if span.loaded else "compile"
+            record.add_span(kind, span.start, span.end)
+            taken.append((span.start, span.end))
+        for trace in traced:
+            whole = (trace.start_s + origin, trace.end_s + origin)
+            for piece in _gaps(whole, taken):
+                record.add_span("trace", *piece)
+            taken.append(whole)
+        if traced:
+            record.trace_s = sum(
+                s.end_s - s.start_s for s in record.spans if s.kind == "trace"
+            )
+        else:
+            record.trace_s = given
+        for piece in _gaps((start, end), taken):
+            record.add_span("run", *piece)
+        record.spans.sort(key=lambda span: span.start_s)
+
+
+def _gaps(
+    whole: tuple[float, float], taken: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """What of `whole` is left between the intervals of `taken`."""
+    left = []
+    at, end = whole
+    for begin, finish in sorted(taken):
+        if begin > at and begin < end:
+            left.append((at, begin))
+        at = max(at, finish)
+    if at < end:
+        left.append((at, end))
+    return left
+
+
+def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
+    """Modules that a callable reaches: itself, a bound self, a closure, a partial.
+
+    Parameters
+    ----------
+    fn
+        What a task calls.
+
+    Returns
+    -------
+    list of torch.nn.Module
+        Each once.
+    """
+    found: dict[int, torch.nn.Module] = {}
+    seen: set[int] = set()
+    pending: list[Any] = [fn]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            found[id(value)] = value
+            continue
+        for name in ("__self__", "__wrapped__", "func", "_torchdynamo_orig_callable"):
+            inner = getattr(value, name, None)
+            if inner is not None and not isinstance(inner, type):
+                pending.append(inner)
+        if isinstance(value, functools.partial):
+            pending += [*value.args, *value.keywords.values()]
+        for cell in getattr(value, "__closure__", None) or ():
+            try:
+                pending.append(cell.cell_contents)
+            except ValueError:  # not filled yet
+                continue
+    return list(found.values())
+
+
+def _device_of(modules: Sequence[torch.nn.Module]) -> torch.device:
+    for module in modules:
+        for parameter in module.parameters():
+            return parameter.device
+    return torch.device("cpu")
