@@ -216,7 +216,7 @@ class CompileMeter:
         return counts
 
     def read(self) -> CompileCounts:
-        """What compiled since `start`, without ending.
+        """Read what compiled since `start`, without ending.
 
         Returns
         -------

@@ -182,7 +182,7 @@ def prewarm(
 
 
 def group_timeout_s(group: dist.ProcessGroup) -> float | None:
-    """The time-out of a group's collectives.
+    """Read the time-out of a group's collectives.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def group_timeout_s(group: dist.ProcessGroup) -> float | None:
 
 
 def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The ranks to meet; None where this process is alone."""
+    """Find the ranks to meet; None where this process is alone."""
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -336,8 +336,9 @@ def _meet(
     members: dist.ProcessGroup | None,
     rank: int,
 ) -> None:
-    if hasattr(failure, "add_note"):  # Python 3.11
-        failure.add_note(f"deepmd-prewarm: in task '{name}' on rank {rank}")
+    note = getattr(failure, "add_note", None)  # Python 3.11
+    if note is not None:
+        note(f"deepmd-prewarm: in task '{name}' on rank {rank}")
     try:
         agree(name, failure, members)
     finally:

@@ -22,16 +22,16 @@ class ProgressView(Protocol):
     """How the loop over tasks tells where it is."""
 
     def begin(self, name: str, number: int, count: int) -> None:
-        """Task `number` of `count` starts, counted from 1."""
+        """Show that task `number` of `count` starts, counted from 1."""
 
     def compiled(self, record: TaskRecord) -> None:
-        """The task is ready on this rank, which now waits for the others."""
+        """Show that the task is ready here, and this rank waits for the others."""
 
     def finish(self, record: TaskRecord) -> None:
-        """The task is ready on all ranks."""
+        """Show that the task is ready on all ranks."""
 
     def close(self) -> None:
-        """Nothing more comes, also after an error."""
+        """Tidy up: nothing more comes, also after an error."""
 
 
 def _done(record: TaskRecord) -> str:

@@ -238,7 +238,7 @@ class PrewarmReport(_Record):
         )
 
     def warnings(self) -> list[str]:
-        """What a reader should be told.
+        """List what a reader should be told.
 
         Returns
         -------
@@ -378,7 +378,7 @@ class PrewarmReport(_Record):
         return draw(self, Path(path))
 
     def table(self) -> Table:
-        """The report as a `rich` table.
+        """Make a `rich` table of the report.
 
         Returns
         -------

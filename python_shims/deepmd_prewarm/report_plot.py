@@ -109,7 +109,7 @@ def _tilt(axes: Any) -> None:
 
 
 def _slope(ranks: list[RankRecord]) -> str:
-    """What each task after the first one adds, on the worst rank."""
+    """Say what each task after the first one adds, on the worst rank."""
     grown = [
         (r.tasks[-1].rss_after - r.tasks[0].rss_after) / (len(r.tasks) - 1) / _MEGA
         for r in ranks

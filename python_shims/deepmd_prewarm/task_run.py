@@ -210,7 +210,7 @@ class TaskRun:
 def _gaps(
     whole: tuple[float, float], taken: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """What of `whole` is left between the intervals of `taken`."""
+    """Cut out what of `whole` is left between the intervals of `taken`."""
     left = []
     at, end = whole
     for begin, finish in sorted(taken):
