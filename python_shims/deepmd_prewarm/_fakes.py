@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _ops = torch.ops.deepmd
 
@@ -40,8 +40,6 @@ ASKING = (
 )
 
 
-@torch.library.register_fake("deepmd::release_trace_inputs")
-@torch.library.register_fake("deepmd::release_trace_inputs.list")
 def _released_bytes(inputs: Sequence[torch.Tensor | None]) -> int | torch.SymInt:
     if all(tensor is None for tensor in inputs):
         return 0
@@ -54,32 +52,25 @@ def _released_bytes(inputs: Sequence[torch.Tensor | None]) -> int | torch.SymInt
     return context.new_dynamic_size()
 
 
-@torch.library.register_fake("deepmd::warmup_compiled")
 def _warmed(
     task: object, inputs: Sequence[torch.Tensor | None], *, backward: bool = True
 ) -> None:
     pass
 
 
-@torch.library.register_fake("deepmd::safe_empty_cache")
 def _emptied(device: torch.device) -> None:
     pass
 
 
-@torch.library.register_fake("deepmd::sync_ranks")
 def _met(group_name: str, phase: str, error: str = "", timeout_s: float = 0.0) -> None:
     pass
 
 
-def _refuse(op: torch._ops.OpOverload) -> None:
-    def untraceable(*_args: Any, **_kwargs: Any) -> None:
+def _untraceable(op: torch._ops.OpOverload) -> Callable[..., None]:
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise DataDependentOutputException(op)
 
-    torch.library.register_fake(op, untraceable)
-
-
-for _op in ASKING:
-    _refuse(_op)
+    return refuse
 
 
 def _record_only(
@@ -96,5 +87,15 @@ def _record_only(
         return mode.__torch_dispatch__(func, types, args, kwargs)
 
 
+_FAKES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    _ops.release_trace_inputs.default: _released_bytes,
+    _ops.release_trace_inputs.list: _released_bytes,
+    _ops.warmup_compiled.default: _warmed,
+    _ops.safe_empty_cache.default: _emptied,
+    _ops.sync_ranks.default: _met,
+    **{op: _untraceable(op) for op in ASKING},
+}
+for _op, _fake in _FAKES.items():
+    torch.library.register_fake(_op, _fake)
 for _op in ACTING:
     torch.library.register_torch_dispatch(_op, ProxyTorchDispatchMode, _record_only)

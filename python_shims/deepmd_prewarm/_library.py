@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import mmap
 import os
 import re
+import struct
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -112,23 +112,25 @@ def read_stamp(path: Path) -> Stamp:
     Raises
     ------
     ImportError
-        If the file is not a deepmd-prewarm library.
+        If the file is not a deepmd-prewarm library, or not all of it.
     """
-    pattern = rb"deepmd_prewarm version=(\S+) torch=(\S+) cxx11_abi=(\d)"
-    found = None
-    if path.stat().st_size:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            match = re.search(pattern, data)
-            found = match and Stamp(*(part.decode() for part in match.groups()))
-    if not found:
+    data = path.read_bytes()
+    match = re.search(rb"deepmd_prewarm version=(\S+) torch=(\S+) cxx11_abi=(\d)", data)
+    if not match:
         raise ImportError(
             f"deepmd-prewarm: expected a deepmd-prewarm library at {path}, got a "
             f"file without its version stamp. {_REINSTALL}."
         )
-    return found
+    # The section table ends an ELF file. dlopen of a file that lost its end
+    # kills the process (SIGBUS) instead of failing.
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size_of_entry, entries = struct.unpack_from("<HH", data, 0x3A)
+    if len(data) < table + size_of_entry * entries:
+        raise ImportError(
+            f"deepmd-prewarm: expected {table + size_of_entry * entries} bytes in "
+            f"{path}, got {len(data)}: the file is damaged. {_REINSTALL}."
+        )
+    return Stamp(*(part.decode() for part in match.groups()))
 
 
 def package_version() -> str | None:
@@ -196,7 +198,7 @@ def _open(path: Path) -> None:
     except (OSError, AttributeError) as error:
         raise ImportError(
             f"deepmd-prewarm: expected {path} to load into torch "
-            f"{torch.__version__}, got: {error}. It was built for torch "
+            f"{torch.__version__}, got: {error.__cause__ or error}. It was built for torch "
             f"{read_stamp(path).torch}. {_REINSTALL}."
         ) from error
     if problem:
