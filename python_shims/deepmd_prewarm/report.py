@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,6 +89,20 @@ class TaskRecord(_Record):
     spans: list[Span] = Field(default_factory=list)
 
     _origin: float = PrivateAttr(default=0.0)
+    _footprint: Any = PrivateAttr(default=None)
+
+    def watch(self, tensors: Iterable[Any]) -> None:
+        """Count the storages of tensors as released, once they are gone.
+
+        For hooks that see what tracing was fed; nothing is kept alive.
+
+        Parameters
+        ----------
+        tensors
+            Tensors that the task's tracing and warming made.
+        """
+        if self._footprint is not None:
+            self._footprint.add(tensors)
 
     def add_span(self, kind: SpanKind, start: float, end: float) -> None:
         """Add one stretch of time to the task.

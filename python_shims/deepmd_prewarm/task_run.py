@@ -58,6 +58,7 @@ class TaskRun:
         self._modules = [*task.modules, *modules_of(task.fn)]
         self._device = _device_of(self._modules) if device is None else device
         self._footprint = Footprint()
+        self.record._footprint = self._footprint
         self._meter = CompileMeter()
 
     def warm(
@@ -214,7 +215,9 @@ def _gaps(
     left = []
     at, end = whole
     for begin, finish in sorted(taken):
-        if begin > at and begin < end:
+        if begin >= end:
+            break
+        if begin > at:
             left.append((at, begin))
         at = max(at, finish)
     if at < end:
