@@ -46,7 +46,7 @@ def install(trainer_class: Any) -> None:
     def more_loss_to_float(cls: type, more_loss: Mapping[str, Any]) -> dict[str, float]:
         with guarded("metrics to scalars"):
             return _scalars(more_loss)
-        return to_float(cls, more_loss)  # type: ignore[no-any-return]
+        return to_float(cls, more_loss)
 
     trainer_class._more_loss_to_float = classmethod(more_loss_to_float)
     _wrap(trainer_class, "evaluate_training", _evaluating)
