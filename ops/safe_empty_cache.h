@@ -9,9 +9,15 @@
 
 namespace deepmd_prewarm {
 
+/// Gives the caching allocator's free blocks back to the driver if
+/// `device.type() == cuda`, and does nothing else in every other case: other
+/// device types, no driver, CUDA not in use yet, a graph capture under way, an
+/// index that isn't there. Never creates a context, never touches another
+/// device. Blocks until the device is idle. Raises nothing of its own.
 DEEPMD_PREWARM_API void safe_empty_cache(c10::Device device);
 
-/// (reserved, allocated) bytes of the device's caching allocator.
+/// (reserved, allocated) bytes of the device's caching allocator; (0, 0) where
+/// there is none. Does not block, creates nothing.
 DEEPMD_PREWARM_API std::tuple<int64_t, int64_t> cache_bytes(c10::Device device);
 
 }  // namespace deepmd_prewarm

@@ -11,6 +11,14 @@
 
 namespace deepmd_prewarm {
 
+/// Tensors of one element (any shape with numel 1, any real dtype, any devices)
+/// to doubles, in the order of `losses`, with keys that start with one of
+/// `skip_prefixes` (default {"l2_"}) left out. Integers are correctly rounded;
+/// an undefined tensor becomes NaN, as a loss that was not computed.
+///
+/// One device-to-host copy per device, which waits for that device. Holds no
+/// graph. Raises ValueError naming the key for a tensor of another number of
+/// elements, TypeError for a complex one.
 DEEPMD_PREWARM_API c10::Dict<std::string, double> scalarize_losses(
     const c10::Dict<std::string, at::Tensor>& losses,
     const std::optional<std::vector<std::string>>& skip_prefixes);

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Look for who holds a tensor in Python, beyond the caller's frame and list.
+
+The operators see C++ references only: a tensor that a module, a hook or another
+frame holds under its own name looks to them like one that only the caller has.
+Python's reference count of the tensor knows: the list's entries and the caller's
+variables are counted, and whatever is left belongs to somebody else. That needs
+no walk over the heap, except for a variable that an inner function uses too (is
+it still shared?) and to put a holder into words.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from inspect import CO_OPTIMIZED
+from types import CellType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_PARAMETER = "a Parameter: modules and optimizers own it"
+
+
+def _references(items: Sequence[object], index: int) -> int:
+    """Count the references to an element, its place in ``items`` included."""
+    return sys.getrefcount(items[index]) - _OVERHEAD
+
+
+_OVERHEAD = 0
+_OVERHEAD = _references([object()], 0) - 1
+
+
+class Holders:
+    """Looks for holders of the tensors of one list.
+
+    Parameters
+    ----------
+    items : list of Tensor or None
+        A list of the caller's own making, so that each entry is one reference.
+    given : object
+        What the user passed; entries of a list or tuple are given up with it.
+    frame : FrameType
+        The frame whose variables are given up too.
+    """
+
+    def __init__(
+        self, items: list[torch.Tensor | None], given: object, frame: FrameType
+    ) -> None:
+        self._items = items
+        self._given = given
+        listed = Counter(map(id, items))
+        if isinstance(given, (list, tuple)) and given is not items:
+            listed.update(map(id, given))
+        self._explained = listed
+        wanted = {id(item) for item in items if item is not None}
+        self._cells: Counter[int] = Counter()
+        self._count_variables(frame, wanted)
+
+    def _count_variables(self, frame: FrameType, wanted: set[int]) -> None:
+        variables = frame.f_locals
+        cells = frame.f_code.co_cellvars
+        # A free variable belongs to an enclosing function, not to this frame.
+        free = frame.f_code.co_freevars
+        for name, value in variables.items():
+            if id(value) not in wanted or name in free:
+                continue
+            (self._cells if name in cells else self._explained)[id(value)] += 1
+        value = None
+        # Before Python 3.13 f_locals of a function is a copy that the frame
+        # keeps: it would hold the tensors until the function returns.
+        if (
+            isinstance(variables, dict)
+            and frame.f_code.co_flags & CO_OPTIMIZED
+            and _references([variables], 0) == _KEPT_BY_FRAME
+        ):
+            variables.clear()
+
+    def find(self) -> list[bool]:
+        """Tell for each entry whether somebody else holds it; none for None."""
+        return [self._is_held(index) for index in range(len(self._items))]
+
+    def _is_held(self, index: int) -> bool:
+        tensor = self._items[index]
+        if tensor is None or isinstance(tensor, torch.nn.Parameter):
+            return tensor is not None
+        explained = self._explained[id(tensor)]
+        # As long as C++ holds the tensor, it holds its Python object once.
+        explained += tensor._use_count() > 1
+        own_cells = self._cells[id(tensor)]
+        del tensor
+        other = _references(self._items, index) - explained
+        if other > 0 and own_cells:
+            other -= min(own_cells, _unshared_cells(self._items[index]))
+        return bool(other > 0)
+
+    def describe(self, held: Iterable[int]) -> dict[int, str]:
+        """Put into words who holds the entries with the indices ``held``."""
+        words: dict[int, str] = {}
+        wanted = {id(self._items[index]): index for index in held}
+        ours = {id(self._items), id(self._given)}
+        for referrer in gc.get_referrers(*(self._items[i] for i in wanted.values())):
+            if id(referrer) in ours or isinstance(referrer, FrameType):
+                continue
+            for referent in gc.get_referents(referrer):
+                if id(referent) in wanted:
+                    words.setdefault(id(referent), _name(referrer))
+        return {
+            index: _PARAMETER
+            if isinstance(self._items[index], torch.nn.Parameter)
+            else f"held in Python by {words.get(tensor, 'another frame or object')}"
+            for tensor, index in wanted.items()
+        }
+
+
+def _unshared_cells(tensor: object) -> int:
+    """Count the closure cells with this tensor that only one frame holds."""
+    cells = [
+        holder for holder in gc.get_referrers(tensor) if isinstance(holder, CellType)
+    ]
+    return sum(_references(cells, index) == 2 for index in range(len(cells)))
+
+
+def _name(holder: Any) -> str:
+    if isinstance(holder, CellType):
+        return "a closure (hook, lambda or inner function)"
+    kind = type(holder)
+    if kind.__module__ == "builtins":
+        return f"a {kind.__name__}"
+    return f"an object of {kind.__module__}.{kind.__qualname__}"
+
+
+def _count_of_snapshot() -> int:
+    variables = sys._getframe().f_locals
+    return _references([variables], 0)
+
+
+# How often a frame's snapshot of its variables is referenced when nobody but the
+# frame, one variable and a list hold it.
+_KEPT_BY_FRAME = _count_of_snapshot()
