@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: LGPL-3.0-or-later
+#pragma once
+
+#include <deepmd_prewarm/plugin/export.h>
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace deepmd_prewarm {
+
+/// Our own connection to a c10d Store, and the few requests made on it.
+///
+/// Own, because a request on a client that sits inside `wait` blocks until
+/// that wait ends. No request here waits for a key: whatever reads, checks
+/// first. Time-outs of the Store are neither used nor changed.
+///
+/// Every method blocks for one round trip (two where noted) and passes on what
+/// the Store throws when its server is gone. Not thread-safe.
+class DEEPMD_PREWARM_API StoreLink {
+ public:
+  /// Connects through `store->clone()`; a Store that cannot be cloned is used
+  /// itself. All keys are put below `prefix`.
+  StoreLink(const c10::intrusive_ptr<c10d::Store>& store, std::string prefix);
+
+  /// Whether all of `keys` exist.
+  bool has(const std::vector<std::string>& keys);
+
+  /// The value, or nothing where the key is absent. Two round trips.
+  std::optional<std::string> read(const std::string& key);
+
+  /// The values of `keys`, all of which are known to exist. One round trip
+  /// where the Store has multiGet, else one for each key.
+  std::vector<std::string> read_all(const std::vector<std::string>& keys);
+
+  void write(const std::string& key, const std::string& value);
+
+  /// Writes `value` if nobody else wrote since `expected` was read ("" = the
+  /// key is absent); returns what the key holds afterwards.
+  std::string write_once(const std::string& key,
+                         const std::string& expected,
+                         const std::string& value);
+
+  /// Deletes a key where the Store can; absent keys are fine.
+  void erase(const std::string& key);
+
+  /// Requests sent so far.
+  int64_t requests() const { return requests_; }
+
+ private:
+  std::string full(const std::string& key) const { return prefix_ + key; }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string prefix_;
+  std::atomic<int64_t> requests_{0};
+};
+
+}  // namespace deepmd_prewarm
