@@ -271,6 +271,11 @@ class Round {
 }  // namespace
 
 void agree(const Members& members, const Meeting& meeting) {
+  if (members.size <= 1) {
+    TORCH_CHECK(meeting.error.empty(), "sync_ranks: ", meeting.phase, ": ",
+                meeting.error);
+    return;
+  }
   std::string text;
   std::string gone;
   try {

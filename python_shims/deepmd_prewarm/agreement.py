@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A meeting point of all ranks that no collective time-out can end.
+
+Everything here goes over the Store that the process group was made with, and
+uses no collective: a rank that compiles for an hour is waited for, a rank that
+failed is named on all the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from . import _library
+from .agreement_by_store import agree_to_degrade, group_over_store, group_name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+__all__ = [
+    "agree",
+    "agree_to_degrade",
+    "group_over_store",
+    "sync_ranks",
+    "task_fingerprint",
+    "together",
+]
+
+
+def sync_ranks(
+    group_name: str, phase: str, error: str = "", timeout_s: float = 0.0
+) -> None:
+    """Meet all ranks of a group: all return, or all raise the same error.
+
+    Blocks without holding the GIL, is no collective, touches no device.
+    Ctrl-C ends the wait on this rank, and the other ranks are told.
+
+    Parameters
+    ----------
+    group_name : str
+        ``ProcessGroup.group_name`` of a group of this process.
+    phase : str
+        What this rank did until now, e.g. the name of its task.
+    error : str, optional
+        Why this rank cannot go on. Empty: it can.
+    timeout_s : float, optional
+        Seconds to wait for the other ranks; 0 means no limit.
+
+    Raises
+    ------
+    RuntimeError
+        On every rank, with the same text, if any rank failed: it names each
+        failing rank, its phase and its error. Also if the group is unknown or
+        its Store no longer answers.
+    ValueError
+        If `timeout_s` is negative or NaN.
+    """
+    _library.bridge()  # installs the check that lets Ctrl-C end the wait
+    torch.ops.deepmd.sync_ranks(group_name, phase, error, timeout_s)
+
+
+def agree(
+    phase: str,
+    error: BaseException | str | None = None,
+    group: dist.ProcessGroup | str | None = None,
+    *,
+    fingerprint: str = "",
+    timeout_s: float = 0.0,
+) -> None:
+    """Meet all ranks after a phase; nobody goes on if it failed anywhere.
+
+    Usable in any trainer, for any phase before training. With one process, or
+    before ``init_process_group``, it only raises `error`.
+
+    Parameters
+    ----------
+    phase : str
+        The same name on all ranks, e.g. ``"build data set"``.
+    error : BaseException or str, optional
+        What went wrong on this rank.
+    group : torch.distributed.ProcessGroup or str, optional
+        Whom to meet (a group or its name). Default: all ranks.
+    fingerprint : str, optional
+        Lines that must be the same on all ranks, see `task_fingerprint`.
+    timeout_s : float, optional
+        Seconds to wait for the other ranks; 0 means no limit.
+
+    Raises
+    ------
+    BaseException
+        `error` itself, with its own traceback, on the rank that brought it
+        (a string: as RuntimeError).
+    RuntimeError
+        On every other rank: each failing rank with phase and text, or the
+        first difference between fingerprints or phases.
+    """
+    name = group_name_of(group)
+    if name is None:
+        if isinstance(error, BaseException):
+            raise error
+        if error:
+            raise RuntimeError(f"{phase}: {error}")
+        return
+    text = _described(error)
+    try:
+        _library.bridge().meet(
+            name, phase, text, f"phase {phase}\n{fingerprint}", timeout_s
+        )
+    except RuntimeError:
+        if isinstance(error, BaseException):
+            raise error from None
+        raise
+
+
+class together:  # noqa: N801 - reads as a statement: with together("...")
+    """Run a phase on all ranks; leave it together or fail together.
+
+    Parameters
+    ----------
+    phase : str
+        The same name on all ranks.
+    group : torch.distributed.ProcessGroup or str, optional
+        Whom to meet. Default: all ranks.
+    fingerprint : str, optional
+        Lines that must be the same on all ranks.
+
+    Examples
+    --------
+    >>> with together("build data set"):
+    ...     data = build()
+
+    An exception inside, KeyboardInterrupt and SystemExit included, is told to
+    the other ranks, which raise RuntimeError with its text; here it goes on as
+    it is.
+    """
+
+    def __init__(
+        self,
+        phase: str,
+        group: dist.ProcessGroup | str | None = None,
+        *,
+        fingerprint: str = "",
+    ) -> None:
+        self.phase = phase
+        self.group = group
+        self.fingerprint = fingerprint
+
+    def __enter__(self) -> together:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            agree(self.phase, None, self.group, fingerprint=self.fingerprint)
+            return
+        name = group_name_of(self.group)
+        if name is None:
+            return
+        # The exception at hand goes on by itself: a second one, raised here,
+        # would only hide where it comes from.
+        try:
+            _library.bridge().meet(name, self.phase, _described(error), "", 0.0)
+        except RuntimeError:
+            pass
+
+
+def task_fingerprint(tasks: Sequence[str], world_size: int | None = None) -> str:
+    """Lines that must be equal on all ranks that warm up the same tasks.
+
+    Parameters
+    ----------
+    tasks : sequence of str
+        Names, in the order in which they are warmed.
+    world_size : int, optional
+        Number of ranks. Default: that of the default group, or 1.
+
+    Returns
+    -------
+    str
+        Versions, world size, and the tasks with their number, one a line.
+    """
+    from importlib.metadata import version
+
+    if world_size is None:
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+    lines = [
+        f"deepmd-prewarm {version('deepmd-prewarm')}",
+        f"torch {torch.__version__}",
+        f"world size {world_size}",
+        f"{len(tasks)} tasks",
+    ]
+    lines += [f"task {i}: {name}" for i, name in enumerate(tasks, 1)]
+    return "\n".join(lines)
+
+
+def _described(error: BaseException | str | None) -> str:
+    if isinstance(error, BaseException):
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    return error or ""
