@@ -8,13 +8,14 @@ failed is named on all the others.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from . import _library
-from .agreement_by_store import agree_to_degrade, group_over_store, group_name_of
+from .agreement_by_store import agree_to_degrade, group_name_of, group_over_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,10 +166,8 @@ class together:  # noqa: N801 - reads as a statement: with together("...")
             return
         # The exception at hand goes on by itself: a second one, raised here,
         # would only hide where it comes from.
-        try:
+        with contextlib.suppress(RuntimeError):
             _library.bridge().meet(name, self.phase, _described(error), "", 0.0)
-        except RuntimeError:
-            pass
 
 
 def task_fingerprint(tasks: Sequence[str], world_size: int | None = None) -> str:

@@ -41,8 +41,8 @@ TEST(SyncRanks, RefusesATimeoutThatIsNoTime) {
 }
 
 TEST(SyncRanks, RefusesAGroupWithoutAStore) {
-  c10d::register_process_group("storeless",
-                               c10::make_intrusive<c10d::ProcessGroup>(0, 2));
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
+  c10d::register_process_group("storeless", group);
   const auto text = raised_by<c10::Error>("storeless", 0.);
   EXPECT_TRUE(holds(text, "sync_ranks: group_name must name a group with"))
       << text;
