@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from deepmd_prewarm._fakes import ACTING
+from deepmd_prewarm._operators import ACTING
 
 
 def _register() -> None:
@@ -28,6 +28,8 @@ def _register() -> None:
         ) from error
     for operator in ACTING:
         register(operator, EffectType.ORDERED)
+        # torch.fx.symbolic_trace records the name without its overload.
+        torch.fx.node.has_side_effect(operator.overloadpacket)
 
 
 _register()

@@ -9,6 +9,7 @@ Imported by `deepmd_prewarm._library.load`, after the operators exist.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,26 +19,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from deepmd_prewarm import _inductor
+from deepmd_prewarm._operators import ACTING, ASKING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _ops = torch.ops.deepmd
-
-#: Operators that act on the process: traced as calls, run when the graph runs.
-ACTING = (
-    _ops.release_trace_inputs.default,
-    _ops.release_trace_inputs.list,
-    _ops.warmup_compiled.default,
-    _ops.safe_empty_cache.default,
-    _ops.sync_ranks.default,
-)
-#: Operators that return Python values, which no graph can hold.
-ASKING = (
-    _ops.explain_release.default,
-    _ops.cache_bytes.default,
-    _ops.scalarize_losses.default,
-    _ops.prewarm_library.default,
-)
 
 
 def _released_bytes(inputs: Sequence[torch.Tensor | None]) -> int | torch.SymInt:
@@ -73,6 +61,15 @@ def _untraceable(op: torch._ops.OpOverload) -> Callable[..., None]:
     return refuse
 
 
+def _with_inductor(fake: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fake)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        _inductor.register()
+        return fake(*args, **kwargs)
+
+    return traced
+
+
 def _record_only(
     mode: ProxyTorchDispatchMode,
     func: torch._ops.OpOverload,
@@ -96,6 +93,6 @@ _FAKES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     **{op: _untraceable(op) for op in ASKING},
 }
 for _op, _fake in _FAKES.items():
-    torch.library.register_fake(_op, _fake)
+    torch.library.register_fake(_op, _with_inductor(_fake))
 for _op in ACTING:
     torch.library.register_torch_dispatch(_op, ProxyTorchDispatchMode, _record_only)

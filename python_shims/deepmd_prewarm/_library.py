@@ -198,8 +198,8 @@ def _open(path: Path) -> None:
     except (OSError, AttributeError) as error:
         raise ImportError(
             f"deepmd-prewarm: expected {path} to load into torch "
-            f"{torch.__version__}, got: {error.__cause__ or error}. It was built for torch "
-            f"{read_stamp(path).torch}. {_REINSTALL}."
+            f"{torch.__version__}, got: {error.__cause__ or error}. "
+            f"It was built for torch {read_stamp(path).torch}. {_REINSTALL}."
         ) from error
     if problem:
         raise ImportError(
