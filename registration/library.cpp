@@ -4,6 +4,7 @@
 #include "registration/library.h"
 
 #include <deepmd_prewarm/plugin/compiled_task.h>
+#include <deepmd_prewarm/plugin/task_pickling.h>
 
 namespace {
 
@@ -26,7 +27,15 @@ void deepmd_prewarm::define_library(torch::Library& m) {
   // Names what to import when a call reaches Dynamo or export without fakes.
   m.set_python_module("deepmd_prewarm._fakes");
 
-  m.class_<CompiledTask>("CompiledTask").def("name", &CompiledTask::name);
+  m.class_<CompiledTask>("CompiledTask")
+      .def("name", &CompiledTask::name)
+      .def("backend", &CompiledTask::backend)
+      .def("is_warm", &CompiledTask::is_warm)
+      .def("stats", &CompiledTask::stats)
+      .def("close", &CompiledTask::close)
+      .def("__obj_flatten__", &deepmd_prewarm::flatten_task)
+      .def_pickle(&deepmd_prewarm::task_to_token,
+                  &deepmd_prewarm::task_from_token);
 
   const auto def = [&m](const char* schema) {
     m.def(conservative(schema), kActs);

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: LGPL-3.0-or-later
+// What a CompiledTask runs: one interface, one class for each kind of callable.
+// The Python callable lives in python_bridge.cpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <deepmd_prewarm/plugin/export.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace deepmd_prewarm {
+
+/// A compiled callable as C++ sees it: takes the sample inputs (an undefined
+/// tensor stands for None), returns every tensor of its result.
+using TaskFunction =
+    std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// One kind of callable. Every method may be called from any thread; none may
+/// expect the interpreter lock to be held or free.
+class DEEPMD_PREWARM_API TaskBackend {
+ public:
+  virtual ~TaskBackend();
+
+  /// "python", "torchscript", "package" or "function".
+  virtual std::string kind() const = 0;
+
+  /// Runs the callable once, in the grad, inference and autocast mode of the
+  /// calling thread. Returns the tensors of its result, in order.
+  virtual std::vector<at::Tensor> run(
+      const std::vector<at::Tensor>& inputs) = 0;
+
+  /// Parameters and buffers that a run may write to. Values and `.grad` of
+  /// these are put back.
+  virtual std::vector<at::Tensor> state();
+
+  /// Remembers what only this backend can see (Python's random streams, which
+  /// tensor a buffer name stands for); calling the result puts it back. An
+  /// empty function: nothing to put back.
+  virtual std::function<void()> remember();
+
+  /// Why the last run did not use compiled code; empty when it did, or when
+  /// that cannot be told.
+  virtual std::string eager_reason();
+
+  /// Rethrows `error` of `task` with its type kept and the task named.
+  [[noreturn]] virtual void rethrow(const std::string& task,
+                                    std::exception_ptr error);
+
+  /// Lets the callable go. Never blocks, never throws; a run in another thread
+  /// keeps what it needs.
+  virtual void close() noexcept = 0;
+};
+
+/// A TorchScript module, held weakly unless `owns`.
+DEEPMD_PREWARM_API std::shared_ptr<TaskBackend> script_backend(
+    const torch::jit::Module& module, std::string method, bool owns);
+
+/// A C++ callable. `state` (parameters, buffers) is held weakly.
+DEEPMD_PREWARM_API std::shared_ptr<TaskBackend> function_backend(
+    TaskFunction function, const std::vector<at::Tensor>& state);
+
+}  // namespace deepmd_prewarm
