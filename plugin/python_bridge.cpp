@@ -95,6 +95,18 @@ class Owned {
 
 // Calls an object with the methods of deepmd_prewarm._callee.Callee.
 class PythonBackend final : public TaskBackend {
+ private:
+  template <typename Question>
+  auto ask(const Question& question) {
+    const auto held = callee();
+    Visit visit;
+    TORCH_CHECK(held && visit,
+                "warmup_compiled: expected an open handle, but it was closed "
+                "meanwhile (close() or the end of the interpreter)");
+    visit.enter();
+    return question(py::reinterpret_borrow<py::object>(held->get()));
+  }
+
  public:
   explicit PythonBackend(py::object callee)
       : callee_(std::make_shared<Owned>(std::move(callee))) {
@@ -182,17 +194,6 @@ class PythonBackend final : public TaskBackend {
   }
 
  private:
-  template <typename Question>
-  auto ask(const Question& question) {
-    const auto held = callee();
-    Visit visit;
-    TORCH_CHECK(held && visit,
-                "warmup_compiled: expected an open handle, but it was closed "
-                "meanwhile (close() or the end of the interpreter)");
-    visit.enter();
-    return question(py::reinterpret_borrow<py::object>(held->get()));
-  }
-
   static void explain(const std::string& task, PyObject* exception) {
     Visit visit;
     if (!visit) {

@@ -7,6 +7,7 @@
 
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 
 namespace deepmd_prewarm {
 namespace {
@@ -109,10 +110,10 @@ void SideEffectGuard::remember_value(const at::Tensor& tensor) {
   if (!is_plain(tensor)) {
     return;
   }
-  values_.push_back({tensor,
-                     tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
-                         c10::VariableVersion(0), true),
-                     tensor.clone(), version_of(tensor)});
+  at::Tensor alias(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      /*version_counter=*/0, /*allow_tensor_metadata_change=*/true));
+  values_.push_back(
+      {tensor, std::move(alias), tensor.clone(), version_of(tensor)});
 }
 
 void SideEffectGuard::remember_gradient(const at::Tensor& tensor) {

@@ -27,7 +27,7 @@ class ScriptBackend final : public TaskBackend {
   ScriptBackend(const torch::jit::Module& module, std::string method, bool owns)
       : weak_(module._ivalue()),
         method_(std::move(method)),
-        class_name_(module.type()->repr_str()) {
+        class_name_(module.type()->name()->name()) {
     TORCH_CHECK_VALUE(module.find_method(method_),
                       "CompiledTask: expected a method of ", class_name_,
                       ", got '", method_, "'. Name a scripted method.");

@@ -34,8 +34,13 @@ void deepmd_prewarm::define_library(torch::Library& m) {
       .def("stats", &CompiledTask::stats)
       .def("close", &CompiledTask::close)
       .def("__obj_flatten__", &deepmd_prewarm::flatten_task)
-      .def_pickle(&deepmd_prewarm::task_to_token,
-                  &deepmd_prewarm::task_from_token);
+      .def_pickle(
+          [](const c10::intrusive_ptr<CompiledTask>& task) {
+            return deepmd_prewarm::task_to_token(task);
+          },
+          [](deepmd_prewarm::TaskToken token) {
+            return deepmd_prewarm::task_from_token(std::move(token));
+          });
 
   const auto def = [&m](const char* schema) {
     m.def(conservative(schema), kActs);

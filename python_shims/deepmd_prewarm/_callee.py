@@ -180,7 +180,7 @@ def hold(value: Any) -> Callable[[], Any]:
     returned function raises ReferenceError, naming the class, for a dead one.
     """
     held = _hold_weakly(value, frozenset())
-    return held if held is not None else lambda: value
+    return held or _constant(value)
 
 
 def _hold_weakly(value: Any, above: frozenset[int]) -> Callable[[], Any] | None:
@@ -199,6 +199,10 @@ def _hold_weakly(value: Any, above: frozenset[int]) -> Callable[[], Any] | None:
     if isinstance(value, types.FunctionType) and value.__closure__:
         return _weak_closure(value, above)
     return None
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 def _weak_module(module: torch.nn.Module) -> Callable[[], torch.nn.Module]:
@@ -221,7 +225,7 @@ def _weak_partial(
     held = [_hold_weakly(part, above) for part in parts]
     if not any(held):
         return None
-    gets = [h or (lambda part=part: part) for h, part in zip(held, parts, strict=True)]
+    gets = [h or _constant(part) for h, part in zip(held, parts, strict=True)]
     keys = list(value.keywords)
     positional = 1 + len(value.args)
 
@@ -307,9 +311,12 @@ def modules_in(value: Any) -> Iterator[torch.nn.Module]:
             open_values += [(part, False) for part in one.values()]
         elif isinstance(one, list | tuple | set):
             open_values += [(part, False) for part in one]
-        elif deep and isinstance(getattr(one, "__dict__", None), dict):
-            if not isinstance(one, type | types.ModuleType):
-                open_values += [(part, False) for part in vars(one).values()]
+        elif (
+            deep
+            and isinstance(getattr(one, "__dict__", None), dict)
+            and not isinstance(one, type | types.ModuleType)
+        ):
+            open_values += [(part, False) for part in vars(one).values()]
 
 
 def _named_by(function: types.FunctionType) -> Iterator[Any]:

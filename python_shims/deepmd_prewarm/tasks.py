@@ -106,6 +106,8 @@ class CompiledTask(_Handle):
     def __repr__(self) -> str:
         return f"CompiledTask({self.name()!r}, backend={self.backend()!r})"
 
+    __str__ = __repr__
+
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return _refuse_to_load, (self.name(), self.backend())
 
@@ -176,6 +178,7 @@ def warmup_compiled(
             "warmup_compiled: expected a sequence of arguments or a mapping, got a "
             "Tensor. Write [tensor]."
         )
+    args: tuple[Any, ...]
     if isinstance(inputs, Mapping):
         args, kwargs = (), {**inputs, **(kwargs or {})}
     else:
