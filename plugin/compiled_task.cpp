@@ -21,6 +21,12 @@ c10::intrusive_ptr<CompiledTask> CompiledTask::from_script(
       script_backend(module, std::move(method), /*owns=*/false));
 }
 
+c10::intrusive_ptr<CompiledTask> CompiledTask::from_package(
+    std::string name, const std::string& path) {
+  return c10::make_intrusive<CompiledTask>(std::move(name),
+                                           package_backend(path));
+}
+
 c10::intrusive_ptr<CompiledTask> CompiledTask::from_function(
     std::string name,
     TaskFunction function,

@@ -40,6 +40,11 @@ class DEEPMD_PREWARM_API CompiledTask : public torch::CustomClassHolder {
       const torch::jit::Module& module,
       std::string method = "forward");
 
+  /// A handle on an AOTInductor package (`.pt2`); its warm-up is inference.
+  /// ValueError if it is missing, damaged or does not fit this torch.
+  static c10::intrusive_ptr<CompiledTask> from_package(std::string name,
+                                                       const std::string& path);
+
   /// A handle on a C++ callable. `state`: the parameters and buffers it uses
   /// (held weakly), so that their values and `.grad` are put back.
   static c10::intrusive_ptr<CompiledTask> from_function(

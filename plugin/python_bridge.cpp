@@ -320,6 +320,10 @@ PYBIND11_MODULE(_bridge, m) {
           return Task{CompiledTask::from_script(std::move(name), *script,
                                                 std::move(method))};
         });
+  m.def("package_task", [](std::string name, const std::string& path) {
+    const py::gil_scoped_release loading;  // unpacks and links
+    return Task{CompiledTask::from_package(std::move(name), path)};
+  });
   py::class_<Handle, torch::jit::Object>(
       m, "Handle", py::custom_type_setup(&make_collectable))
       .def(py::init([](const Task& made) { return Handle(made.task); }));

@@ -60,6 +60,11 @@ class DEEPMD_PREWARM_API TaskBackend {
 DEEPMD_PREWARM_API std::shared_ptr<TaskBackend> script_backend(
     const torch::jit::Module& module, std::string method, bool owns);
 
+/// An AOTInductor package (`.pt2`), which runs inference. ValueError if it is
+/// missing, damaged or does not fit this torch or device.
+DEEPMD_PREWARM_API std::shared_ptr<TaskBackend> package_backend(
+    const std::string& path);
+
 /// A C++ callable. `state` (parameters, buffers) is held weakly.
 DEEPMD_PREWARM_API std::shared_ptr<TaskBackend> function_backend(
     TaskFunction function, const std::vector<at::Tensor>& state);

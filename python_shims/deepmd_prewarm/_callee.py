@@ -7,6 +7,7 @@ The C++ side (``plugin/python_bridge.cpp``) uses `Callee` through ``run``,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
@@ -20,6 +21,9 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from . import _eager_fallback
+from .collective_free import collective_free
 
 # (structure, leaves with None where a tensor goes) of the call that the typed
 # wrapper is making in this thread; see `structured`.
@@ -62,7 +66,9 @@ class Callee:
                 "the module until training starts."
             ) from None
         try:
-            result = fn(*args, **kwargs)
+            result, self.eager_reason = _eager_fallback.call(
+                lambda: fn(*args, **kwargs), lambda: compiled_in(fn)
+            )
             tensors = list(tensors_in(result))
             if not tensors:
                 raise TypeError(
@@ -114,14 +120,17 @@ class Callee:
             for module in root.modules()
         ]
         streams = random_streams()
-        flags = quiet_ddp(module for module, _ in buffers)
+        # Ranks warm at different times: a collective in a DDP forward would
+        # wait, and pair with another rank's next one.
+        quiet = contextlib.ExitStack()
+        quiet.enter_context(collective_free(self.modules()))
 
         def put_back() -> None:
             for module, before in buffers:
                 for key, tensor in before.items():
                     if module._buffers.get(key) is not tensor:
                         module._buffers[key] = tensor
-            flags()
+            quiet.close()
             streams()
 
         return put_back
@@ -147,27 +156,6 @@ def random_streams() -> Callable[[], None]:
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(state)
-
-    return put_back
-
-
-def quiet_ddp(modules: Iterable[torch.nn.Module]) -> Callable[[], None]:
-    """Keep DDP forwards from broadcasting buffers, a collective.
-
-    Ranks warm at different times, so a collective in a warm-up would wait, and
-    pair with another rank's next one. Returns what puts the flags back.
-    """
-    parallel = [
-        (module, module.require_forward_param_sync)
-        for module in modules
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel)
-    ]
-    for module, _ in parallel:
-        module.require_forward_param_sync = False
-
-    def put_back() -> None:
-        for module, flag in parallel:
-            module.require_forward_param_sync = flag
 
     return put_back
 
@@ -317,6 +305,19 @@ def modules_in(value: Any) -> Iterator[torch.nn.Module]:
             and not isinstance(one, type | types.ModuleType)
         ):
             open_values += [(part, False) for part in vars(one).values()]
+
+
+def compiled_in(fn: Any) -> Iterator[Any]:
+    """Yield what `torch.compile` made and `fn` is known to reach."""
+    if hasattr(fn, "_torchdynamo_orig_callable"):
+        yield fn
+    for root in modules_in(fn):
+        for module in root.modules():
+            if (
+                isinstance(module, torch._dynamo.OptimizedModule)
+                or module._compiled_call_impl is not None
+            ):
+                yield module
 
 
 def _named_by(function: types.FunctionType) -> Iterator[Any]:

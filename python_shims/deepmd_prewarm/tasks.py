@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +35,7 @@ __all__ = ["CompiledTask", "keep_alive", "trace_inputs", "warmup_compiled"]
 class CompiledTask(_Handle):
     """A handle on one compiled callable, as operators and TorchScript name it.
 
-    Make one with `from_callable` or `from_script`. Modules are held weakly:
+    Make one with `from_callable`, `from_script` or `from_package`. Modules are held weakly:
     whoever trains keeps them. Handles cannot be copied or pickled, as compiled
     code belongs to its process.
 
@@ -102,6 +103,25 @@ class CompiledTask(_Handle):
             If `module` is not a TorchScript module.
         """
         return cls(bridge().script_task(name, module, method))
+
+    @classmethod
+    def from_package(cls, name: str, path: str | os.PathLike[str]) -> CompiledTask:
+        """Make a handle on an AOTInductor package; its warm-up is inference.
+
+        Parameters
+        ----------
+        name
+            The task's name.
+        path
+            The ``.pt2`` file that ``aoti_compile_and_package`` made.
+
+        Raises
+        ------
+        ValueError
+            If `name` is empty, or the file is missing, damaged or made for
+            another torch or device.
+        """
+        return cls(bridge().package_task(name, os.fspath(path)))
 
     def __repr__(self) -> str:
         return f"CompiledTask({self.name()!r}, backend={self.backend()!r})"
