@@ -69,7 +69,7 @@ test-cpp: build
 	@cd $(BUILD) && $(CURDIR)/$(BIN)/ctest --output-on-failure
 
 test-python: build
-	@$(BIN)/python -m pytest -m "not faults"
+	@$(BIN)/python -m pytest -m "not faults" -n 2 --dist loadfile
 
 test: build lint test-cpp test-python ## everything (CI runs this)
 	@echo "make test: all passed"
