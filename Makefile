@@ -49,7 +49,8 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES) $(CPP_TESTS)
 	@touch $@
 
 # clang-tidy costs 27 s a file: only files that differ from the last landing.
-TIDY_BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git rev-parse -q --verify HEAD~1)
+# In a fresh clone of what landed: the last commit.
+TIDY_BASE ?= $(shell b=$$(git merge-base HEAD origin/main 2>/dev/null || true); if [ -n "$$b" ] && [ "$$b" != "$$(git rev-parse HEAD)" ]; then echo $$b; else git rev-parse -q --verify HEAD~1 || true; fi)
 CPP_FILES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.cu')
 CMAKE_FILES = $(shell git ls-files -co --exclude-standard '*CMakeLists.txt' '*.cmake')
 

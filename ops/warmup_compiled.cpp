@@ -44,7 +44,8 @@ Tensors as_vector(const c10::List<std::optional<at::Tensor>>& inputs) {
   return tensors;
 }
 
-void add_devices(const Tensors& tensors, std::unordered_set<c10::Device>& devices) {
+void add_devices(const Tensors& tensors,
+                 std::unordered_set<c10::Device>& devices) {
   for (const auto& tensor : tensors) {
     if (tensor.defined() &&
         at::accelerator::isAccelerator(tensor.device().type())) {
