@@ -10,8 +10,10 @@ namespace deepmd_prewarm {
 
 namespace {
 
-Members resolve_members(const std::string& group_name) {
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+Group resolve(const std::string& group_name) {
+  Group group;
   try {
     group = c10d::resolve_process_group(group_name);
   } catch (const c10::Error&) {
@@ -22,14 +24,12 @@ Members resolve_members(const std::string& group_name) {
                 "\". Pass torch.distributed.group.WORLD.group_name after "
                 "init_process_group().");
   }
-  Members members{group->getStore(), group_name, group->getRank(),
-                  group->getSize()};
-  TORCH_CHECK(members.store,
+  TORCH_CHECK(group->getSize() <= 1 || group->getStore(),
               "sync_ranks: group_name must name a group with a Store, got \"",
               group_name,
               "\" which has none. Make the group with a Store, or call this "
               "on the default group.");
-  return members;
+  return group;
 }
 
 }  // namespace
@@ -46,7 +46,11 @@ void meet(const std::string& group_name, const Meeting& meeting) {
                     "sync_ranks: timeout_s must be a number of seconds >= 0 "
                     "(0: no limit), got ",
                     meeting.timeout_s, ".");
-  agree(resolve_members(group_name), meeting);
+  agree(resolve(group_name), group_name, meeting);
+}
+
+void start_beats(const std::string& group_name) {
+  start_beats(resolve(group_name), group_name);
 }
 
 }  // namespace deepmd_prewarm

@@ -29,4 +29,7 @@ DEEPMD_PREWARM_API void sync_ranks(const std::string& group_name,
 DEEPMD_PREWARM_API void meet(const std::string& group_name,
                              const Meeting& meeting);
 
+/// Starts this rank's heartbeats in a group, meets nobody, returns at once.
+DEEPMD_PREWARM_API void start_beats(const std::string& group_name);
+
 }  // namespace deepmd_prewarm

@@ -19,12 +19,21 @@ namespace deepmd_prewarm {
 /// first. Time-outs of the Store are neither used nor changed.
 ///
 /// Every method blocks for one round trip (two where noted) and passes on what
-/// the Store throws when its server is gone. Not thread-safe.
+/// the Store throws when its server is gone. A server whose host is gone may
+/// keep a request for ever: busy_for() lets another thread notice. For one
+/// thread; requests() and busy_for() are for any.
 class DEEPMD_PREWARM_API StoreLink {
  public:
+  /// All keys are put below `prefix`. Sends nothing.
+  explicit StoreLink(std::string prefix);
+
   /// Connects through `store->clone()`; a Store that cannot be cloned is used
-  /// itself. All keys are put below `prefix`.
-  StoreLink(const c10::intrusive_ptr<c10d::Store>& store, std::string prefix);
+  /// itself. Before any other request.
+  void connect(const c10::intrusive_ptr<c10d::Store>& store);
+  bool connected() const { return connected_; }
+
+  /// Lets go of the Store.
+  void disconnect();
 
   /// Whether all of `keys` exist.
   bool has(const std::vector<std::string>& keys);
@@ -50,12 +59,18 @@ class DEEPMD_PREWARM_API StoreLink {
   /// Requests sent so far.
   int64_t requests() const { return requests_; }
 
+  /// Seconds since the request under way was sent; 0: none is.
+  double busy_for() const;
+
  private:
+  class Request;
   std::string full(const std::string& key) const { return prefix_ + key; }
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::string prefix_;
+  std::atomic<bool> connected_{false};
   std::atomic<int64_t> requests_{0};
+  std::atomic<int64_t> busy_since_{0};  // steady clock, ns; 0: idle
 };
 
 }  // namespace deepmd_prewarm

@@ -3,13 +3,15 @@
 
 Everything here goes over the Store that the process group was made with, and
 uses no collective: a rank that compiles for an hour is waited for, a rank that
-failed is named on all the others.
+failed, died or was stopped is named on all the others within seconds. A native
+thread beats for this rank from `watch` or its first meeting on.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,10 +26,15 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "agree_to_degrade",
+    "connect_communicators",
+    "entering",
     "group_over_store",
+    "rest",
     "sync_ranks",
     "task_fingerprint",
     "together",
+    "watch",
+    "watch_when_initialized",
 ]
 
 
@@ -116,6 +123,75 @@ def agree(
         raise
 
 
+def watch(group: dist.ProcessGroup | str | None = None) -> bool:
+    """Start this rank's heartbeats now, not only at its first meeting.
+
+    So the others notice if it dies or is stopped in a phase before that. Does
+    not block; a second call does nothing.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup or str, optional
+        The group that will meet. Default: all ranks.
+
+    Returns
+    -------
+    bool
+        False where there is nobody to beat for.
+    """
+    name = group_name_of(group)
+    if name is not None:
+        _library.bridge().start_beats(name)
+    return name is not None
+
+
+def watch_when_initialized() -> None:
+    """Call `watch` as soon as the default process group exists.
+
+    Wraps ``torch.distributed.init_process_group``, once per process; where the
+    heartbeats cannot start, they start at the first meeting.
+    """
+    if dist.is_initialized():
+        watch()
+        return
+    module = dist.distributed_c10d
+    original = module.init_process_group
+    if getattr(original, "_deepmd_prewarm_watches", False):
+        return
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        with contextlib.suppress(ImportError, RuntimeError, ValueError):
+            watch()
+
+    init_process_group._deepmd_prewarm_watches = True  # type: ignore[attr-defined]
+    module.init_process_group = init_process_group
+    dist.init_process_group = init_process_group
+
+
+def entering(phase: str) -> None:
+    """Say what this process does from now on; its heartbeats carry it.
+
+    Does not block. Errors and warnings of other ranks then name the phase and
+    the seconds spent in it.
+
+    Parameters
+    ----------
+    phase : str
+        E.g. ``"compile water"``.
+    """
+    _library.bridge().enter_phase(phase)
+
+
+def rest() -> None:
+    """Say that training begins: ten times fewer heartbeats until the next meeting.
+
+    Not needed for correctness; it keeps the Store idle in a long training.
+    """
+    _library.bridge().rest()
+
+
 class together:  # noqa: N801 - reads as a statement: with together("...")
     """Run a phase on all ranks; leave it together or fail together.
 
@@ -150,6 +226,9 @@ class together:  # noqa: N801 - reads as a statement: with together("...")
         self.fingerprint = fingerprint
 
     def __enter__(self) -> together:
+        if group_name_of(self.group) is not None:
+            entering(self.phase)
+            watch(self.group)
         return self
 
     def __exit__(
@@ -197,6 +276,36 @@ def task_fingerprint(tasks: Sequence[str], world_size: int | None = None) -> str
     ]
     lines += [f"task {i}: {name}" for i, name in enumerate(tasks, 1)]
     return "\n".join(lines)
+
+
+def connect_communicators(group: dist.ProcessGroup | None = None) -> bool:
+    """Make a group's device communicators now, after all ranks agreed.
+
+    Device backends connect in their first collective. Where a rank died before,
+    or one comes minutes later, that is the call that hangs; right after a
+    meeting it is not. A collective: all ranks call it. On a group without a
+    device backend it does nothing.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        Default: all ranks.
+
+    Returns
+    -------
+    bool
+        Whether the group has a device backend.
+    """
+    if group_name_of(group) is None:
+        return False
+    members = dist.group.WORLD if group is None else group
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type not in {d.type for d in members._device_types}:
+        return False
+    device = torch.device(kind.type, torch.accelerator.current_device_index())
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    torch.accelerator.synchronize(device)
+    return True
 
 
 def _described(error: BaseException | str | None) -> str:

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 // Ranks are threads that share one Store.
-#include <deepmd_prewarm/plugin/interrupt_check.h>
+#include <deepmd_prewarm/plugin/rank_agreement.h>
+#include <deepmd_prewarm/plugin/wait_hooks.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <future>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <tuple>
 
+#include "gated_store.h"
 #include "rank_threads.h"
 
 namespace deepmd_prewarm {
@@ -23,18 +28,32 @@ c10::intrusive_ptr<c10d::Store> hash_store() {
   return c10::make_intrusive<c10d::HashStore>();
 }
 
-// A name that no other test uses: rounds are counted for each name.
-std::string fresh_name() {
-  static std::atomic<int> count{0};
-  return "test group " + std::to_string(++count);
-}
+// One rank's part in a group of that Store. Every group is made anew.
+class Rank {
+ public:
+  Rank(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+      : group_(c10::make_intrusive<c10d::ProcessGroup>(store, rank, size)) {}
 
-Members members(const c10::intrusive_ptr<c10d::Store>& store,
-                const std::string& name,
-                int rank,
-                int size) {
-  return Members{store, name, rank, size};
-}
+  void meet(const Meeting& meeting) { agree(group_, "test", meeting); }
+  void beat() { start_beats(group_, "test"); }
+  int64_t requests() const { return requests_sent(group_); }
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+// Heartbeats of a test: quick, so that a death is found quickly.
+class QuickBeats {
+ public:
+  QuickBeats() {
+    setenv("DP_PREWARM_BEAT_S", "0.05", 1);
+    setenv("DP_PREWARM_DEAD_S", "1", 1);
+  }
+  ~QuickBeats() {
+    unsetenv("DP_PREWARM_BEAT_S");
+    unsetenv("DP_PREWARM_DEAD_S");
+  }
+};
 
 Meeting phase(const std::string& name, const std::string& error = "") {
   Meeting meeting;
@@ -49,10 +68,10 @@ bool holds(const std::string& text, const std::string& part) {
 
 TEST(RankAgreement, LetsAllRanksGoOnRoundAfterRound) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   const auto raised = on_ranks(4, [&](int rank) {
+    Rank me(store, rank, 4);
     for (int round = 0; round < 20; ++round) {
-      agree(members(store, name, rank, 4), phase("warm"));
+      me.meet(phase("warm"));
     }
   });
   EXPECT_EQ(raised, Texts(4));
@@ -60,7 +79,6 @@ TEST(RankAgreement, LetsAllRanksGoOnRoundAfterRound) {
 
 TEST(RankAgreement, LetsNobodyPassBeforeTheLastRankCame) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   std::promise<void> gate;
   const auto open = gate.get_future().share();
   std::atomic<int> passed{0};
@@ -70,7 +88,7 @@ TEST(RankAgreement, LetsNobodyPassBeforeTheLastRankCame) {
         open.wait();
         EXPECT_EQ(passed.load(), 0);
       }
-      agree(members(store, name, rank, 3), phase("warm"));
+      Rank(store, rank, 3).meet(phase("warm"));
       ++passed;
     });
   });
@@ -81,10 +99,10 @@ TEST(RankAgreement, LetsNobodyPassBeforeTheLastRankCame) {
 
 TEST(RankAgreement, RaisesOneTextThatNamesEveryFailedRank) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   const auto raised = on_ranks(3, [&](int rank) {
-    agree(members(store, name, rank, 3),
-          phase("task " + std::to_string(rank), rank == 1 ? "bad task" : ""));
+    Rank(store, rank, 3)
+        .meet(
+            phase("task " + std::to_string(rank), rank == 1 ? "bad task" : ""));
   });
   EXPECT_TRUE(holds(raised[0], "1 of 3 ranks failed")) << raised[0];
   EXPECT_TRUE(holds(raised[0], "rank 1 in \"task 1\"")) << raised[0];
@@ -95,11 +113,10 @@ TEST(RankAgreement, RaisesOneTextThatNamesEveryFailedRank) {
 
 TEST(RankAgreement, HandsLongMultiLineAndForeignTextOn) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   const std::string text =
       "Größe 温度\nsecond line\n" + std::string(20000, 'x') + "\nlast";
   const auto raised = on_ranks(2, [&](int rank) {
-    agree(members(store, name, rank, 2), phase("é", rank == 1 ? text : ""));
+    Rank(store, rank, 2).meet(phase("é", rank == 1 ? text : ""));
   });
   EXPECT_TRUE(holds(raised[0], "rank 1 in \"é\"")) << raised[0];
   EXPECT_TRUE(holds(raised[0], "Größe 温度\n    second line\n"));
@@ -109,11 +126,9 @@ TEST(RankAgreement, HandsLongMultiLineAndForeignTextOn) {
 
 TEST(RankAgreement, ShortensATextThatTheStoreCouldNotCarry) {
   const auto store = hash_store();
-  const auto name = fresh_name();
-  const auto raised = on_ranks(2, [&](int rank) {
-    agree(members(store, name, rank, 2),
-          phase("warm", "begin" + std::string(9UL << 20U, 'x') + "end"));
-  });
+  const std::string text = "begin" + std::string(9UL << 20U, 'x') + "end";
+  const auto raised = on_ranks(
+      2, [&](int rank) { Rank(store, rank, 2).meet(phase("warm", text)); });
   EXPECT_LT(raised[0].size(), 5UL << 20U);
   EXPECT_TRUE(holds(raised[0], "begin"));
   EXPECT_TRUE(holds(raised[0], "9437192 bytes in all"));
@@ -122,41 +137,61 @@ TEST(RankAgreement, ShortensATextThatTheStoreCouldNotCarry) {
 
 TEST(RankAgreement, WorksAgainAfterARoundThatFailed) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   const auto raised = on_ranks(2, [&](int rank) {
-    EXPECT_THROW(agree(members(store, name, rank, 2),
-                       phase("warm", rank == 0 ? "bad" : "")),
-                 c10::Error);
-    agree(members(store, name, rank, 2), phase("warm"));
+    Rank me(store, rank, 2);
+    EXPECT_THROW(me.meet(phase("warm", rank == 0 ? "bad" : "")), c10::Error);
+    me.meet(phase("warm"));
   });
   EXPECT_EQ(raised, Texts(2));
 }
 
 TEST(RankAgreement, NamesTheRanksThatDidNotComeInTime) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   const auto raised = on_ranks(4, [&](int rank) {
     if (rank == 1 || rank == 3) {
       return;
     }
     auto meeting = phase("warm");
     meeting.timeout_s = 0.05;
-    agree(members(store, name, rank, 4), meeting);
+    Rank(store, rank, 4).meet(meeting);
   });
-  EXPECT_TRUE(holds(raised[0],
-                    "2 of 4 ranks did not come within 0.05 s: "
-                    "rank 1 3"))
+  EXPECT_TRUE(holds(raised[0], "2 of 4 ranks did not come: rank 1, 3. "))
       << raised[0];
   EXPECT_EQ(raised[2], raised[0]);
 }
 
+TEST(RankAgreement, TakesALateRankInForTheNextRound) {
+  const auto store = hash_store();
+  std::promise<void> gate;
+  const auto open = gate.get_future().share();
+  const auto raised = on_ranks(3, [&](int rank) {
+    auto first = phase("first");
+    first.timeout_s = 0.05;
+    Rank me(store, rank, 3);
+    if (rank == 2) {
+      open.wait();
+      first.timeout_s = 0.;
+    }
+    try {
+      me.meet(first);
+      ADD_FAILURE() << "rank " << rank << " passed";
+    } catch (const c10::Error& error) {
+      EXPECT_TRUE(holds(error.what(), "1 of 3 ranks did not come: rank 2"));
+    }
+    if (rank == 0) {
+      gate.set_value();
+    }
+    me.meet(phase("second"));
+  });
+  EXPECT_EQ(raised, Texts(3));
+}
+
 TEST(RankAgreement, NamesTheDifferenceBetweenFingerprints) {
   const auto store = hash_store();
-  const auto name = fresh_name();
   const auto raised = on_ranks(3, [&](int rank) {
     auto meeting = phase("start");
     meeting.fingerprint = rank == 1 ? "2 tasks\na\nb" : "3 tasks\na\nb\nc";
-    agree(members(store, name, rank, 3), meeting);
+    Rank(store, rank, 3).meet(meeting);
   });
   EXPECT_TRUE(holds(raised[0], "do not agree")) << raised[0];
   EXPECT_TRUE(holds(raised[0], "rank 1 in \"start\"")) << raised[0];
@@ -168,35 +203,31 @@ TEST(RankAgreement, NamesTheDifferenceBetweenFingerprints) {
 }
 
 TEST(RankAgreement, OfOneRankAsksNobody) {
-  const Members alone{nullptr, fresh_name(), 0, 1};
-  EXPECT_NO_THROW(agree(alone, phase("warm")));
-  EXPECT_THROW(agree(alone, phase("warm", "bad")), c10::Error);
+  Rank alone(hash_store(), 0, 1);
+  EXPECT_NO_THROW(alone.meet(phase("warm")));
+  EXPECT_THROW(alone.meet(phase("warm", "bad")), c10::Error);
+  EXPECT_EQ(alone.requests(), 0);
 }
 
 TEST(RankAgreement, KeepsABoundedNumberOfKeys) {
+  const QuickBeats quick;  // old verdicts go with a beat
   const auto store = hash_store();
-  const auto name = fresh_name();
-  const auto rounds = [&](int count) {
-    on_ranks(3, [&](int rank) {
-      for (int round = 0; round < count; ++round) {
-        agree(members(store, name, rank, 3), phase("warm"));
-      }
-    });
-  };
-  rounds(5);
-  const auto keys = store->getNumKeys();
-  rounds(20);
-  EXPECT_LE(store->getNumKeys(), keys);
+  on_ranks(3, [&](int rank) {
+    Rank me(store, rank, 3);
+    for (int round = 0; round < 200; ++round) {
+      me.meet(phase("warm", round % 50 == 7 ? "bad" : ""));
+    }
+  });
+  // beat and text of each rank, lead, host, and a few verdicts
+  EXPECT_LE(store->getNumKeys(), 3 + 3 + 2 + 100);
 }
 
 TEST(RankAgreement, DoesNotReadWhatAnEarlierAttemptLeft) {
   const auto store = hash_store();
   const auto attempt = [&](const char* count, const std::string& error) {
     setenv("TORCHELASTIC_RESTART_COUNT", count, 1);
-    const auto name = fresh_name();  // a new process counts from zero
-    const auto raised = on_ranks(2, [&](int rank) {
-      agree(members(store, name, rank, 2), phase("warm", error));
-    });
+    const auto raised = on_ranks(
+        2, [&](int rank) { Rank(store, rank, 2).meet(phase("warm", error)); });
     unsetenv("TORCHELASTIC_RESTART_COUNT");
     return raised;
   };
@@ -204,13 +235,28 @@ TEST(RankAgreement, DoesNotReadWhatAnEarlierAttemptLeft) {
   EXPECT_EQ(attempt("1", ""), Texts(2));
 }
 
+TEST(RankAgreement, StartsAnewWithAGroupMadeAgainOverTheSameKeys) {
+  const auto store = hash_store();
+  for (int time = 0; time < 5; ++time) {
+    const auto raised = on_ranks(3, [&](int rank) {
+      Rank me(store, rank, 3);
+      for (int round = 0; round <= time; ++round) {
+        me.meet(phase("warm"));
+      }
+      EXPECT_THROW(me.meet(phase("warm", rank == 2 ? "bad" : "")), c10::Error);
+    });
+    EXPECT_EQ(raised, Texts(3)) << time;
+  }
+}
+
 TEST(RankAgreement, KeepsGroupsOverOneStoreApart) {
   const auto store = hash_store();
   const auto raised = on_ranks(4, [&](int rank) {
     const std::string half = rank < 2 ? "low" : "high";
     const auto own = c10::make_intrusive<c10d::PrefixStore>(half, store);
-    agree(members(own, half, rank % 2, 2),
-          phase("warm", rank == 3 ? "bad" : ""));
+    const auto group =
+        c10::make_intrusive<c10d::ProcessGroup>(own, rank % 2, 2);
+    agree(group, half, phase("warm", rank == 3 ? "bad" : ""));
   });
   EXPECT_EQ(raised[0], "");
   EXPECT_EQ(raised[1], "");
@@ -223,15 +269,14 @@ struct Interrupted : std::runtime_error {
 };
 
 TEST(RankAgreement, EndsTheWaitOfAnInterruptedRankAndTellsTheOthers) {
-  static std::thread::id interrupted;
+  static std::atomic<std::thread::id> interrupted{};
   const auto store = hash_store();
-  const auto name = fresh_name();
-  set_interrupt_check([] {
-    if (std::this_thread::get_id() == interrupted) {
-      throw Interrupted("Ctrl-C");
-    }
-  });
-  std::atomic<bool> came{false};
+  set_wait_hooks({[] {
+                    if (std::this_thread::get_id() == interrupted.load()) {
+                      throw Interrupted("Ctrl-C");
+                    }
+                  },
+                  nullptr});
   const auto raised = on_ranks(3, [&](int rank) {
     if (rank == 1) {
       return;  // never comes
@@ -239,9 +284,9 @@ TEST(RankAgreement, EndsTheWaitOfAnInterruptedRankAndTellsTheOthers) {
     if (rank == 0) {
       interrupted = std::this_thread::get_id();
     }
-    agree(members(store, name, rank, 3), phase("warm"));
+    Rank(store, rank, 3).meet(phase("warm"));
   });
-  set_interrupt_check(nullptr);
+  set_wait_hooks({});
   EXPECT_EQ(raised[0], "Ctrl-C");
   EXPECT_TRUE(holds(raised[2], "rank 0 in \"warm\"")) << raised[2];
   EXPECT_TRUE(holds(raised[2], "interrupted")) << raised[2];
@@ -250,67 +295,212 @@ TEST(RankAgreement, EndsTheWaitOfAnInterruptedRankAndTellsTheOthers) {
 TEST(RankAgreement, LeavesTheTimeoutsOfTheStoreAlone) {
   const auto store = hash_store();
   store->setTimeout(std::chrono::seconds(1234));
-  const auto name = fresh_name();
-  on_ranks(2, [&](int rank) {
-    agree(members(store, name, rank, 2), phase("warm"));
-  });
+  on_ranks(2, [&](int rank) { Rank(store, rank, 2).meet(phase("warm")); });
   EXPECT_EQ(store->getTimeout(), std::chrono::seconds(1234));
+}
+
+TEST(RankAgreement, LetsGoOfAStoreWhoseGroupIsGone) {
+  const QuickBeats quick;
+  const auto store = hash_store();
+  on_ranks(2, [&](int rank) { Rank(store, rank, 2).meet(phase("warm")); });
+  leave_all(30.);
+  EXPECT_EQ(store.use_count(), 1U);
+}
+
+TEST(RankAgreement, NamesARankThatGivesItsGroupUp) {
+  const QuickBeats quick;
+  const auto store = hash_store();
+  const auto raised = on_ranks(2, [&](int rank) {
+    Rank me(store, rank, 2);
+    me.meet(phase("first"));
+    if (rank == 0) {
+      me.meet(phase("second"));
+    }
+  });
+  EXPECT_TRUE(holds(raised[0], "rank 1 in \"after first\"")) << raised[0];
+  EXPECT_TRUE(holds(raised[0], "it left")) << raised[0];
+}
+
+// Three ranks over gated ways to one Store, after a first meeting.
+class RankAgreementDeath : public testing::Test {
+ protected:
+  RankAgreementDeath() {
+    const auto shared = c10::make_intrusive<c10d::HashStore>();
+    for (int rank = 0; rank < 3; ++rank) {
+      ways_.push_back(c10::make_intrusive<GatedStore>(shared));
+      ranks_.emplace_back(ways_.back(), rank, 3);
+    }
+    on_ranks(3, [&](int rank) { ranks_[rank].meet(phase("first")); });
+  }
+  Texts second_meeting_without(int absent) {
+    return on_ranks(3, [&](int rank) {
+      if (rank != absent) {
+        ranks_[static_cast<size_t>(rank)].meet(phase("second"));
+      }
+    });
+  }
+
+  const QuickBeats quick_;
+  std::vector<c10::intrusive_ptr<GatedStore>> ways_;
+  std::vector<Rank> ranks_;
+};
+
+TEST_F(RankAgreementDeath, OfAStoppedRankIsNamedAndToldToItWhenItWakes) {
+  ways_[1]->shut();
+  const auto raised = second_meeting_without(1);
+  EXPECT_TRUE(holds(raised[0], "rank 1 in \"")) << raised[0];
+  EXPECT_TRUE(holds(raised[0], "no heartbeat for 1")) << raised[0];
+  EXPECT_EQ(raised[2], raised[0]);
+  ways_[1]->open();
+  const auto woken =
+      on_ranks(1, [&](int /* rank */) { ranks_[1].meet(phase("second")); });
+  EXPECT_EQ(woken[0], raised[0]);
+}
+
+TEST_F(RankAgreementDeath, OfTheLeaderMakesAnotherRankLead) {
+  ways_[0]->shut();
+  const auto raised = second_meeting_without(0);
+  EXPECT_TRUE(holds(raised[1], "rank 0 in \"")) << raised[1];
+  EXPECT_TRUE(holds(raised[1], "no heartbeat for ")) << raised[1];
+  EXPECT_EQ(raised[2], raised[1]);
+  ways_[0]->open();
+  const auto woken =
+      on_ranks(1, [&](int /* rank */) { ranks_[0].meet(phase("second")); });
+  EXPECT_EQ(woken[0], raised[1]);
+  const auto third = on_ranks(3, [&](int rank) {
+    ranks_[static_cast<size_t>(rank)].meet(phase("third"));
+  });
+  EXPECT_EQ(third, Texts(3));
+}
+
+TEST_F(RankAgreementDeath, OfTheStoreIsSaidByEveryRank) {
+  for (const auto& way : ways_) {
+    way->cut();
+  }
+  const auto raised = second_meeting_without(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto& text = raised[static_cast<size_t>(rank)];
+    EXPECT_TRUE(holds(text, "the Store of this group must answer")) << text;
+    EXPECT_TRUE(holds(text, "(rank " + std::to_string(rank) + " in \"second\""))
+        << text;
+    EXPECT_TRUE(holds(text, "Connection reset by peer")) << text;
+  }
+}
+
+TEST_F(RankAgreementDeath, OfTheLinkToTheStoreIsSaidWithoutAnAnswer) {
+  ways_[2]->shut();
+  const auto raised = on_ranks(3, [&](int rank) {
+    ranks_[static_cast<size_t>(rank)].meet(phase("second"));
+  });
+  EXPECT_TRUE(holds(raised[2], "the Store of this group must answer"))
+      << raised[2];
+  EXPECT_TRUE(holds(raised[2], "No answer for 5")) << raised[2];
+  EXPECT_TRUE(holds(raised[0], "rank 2 in")) << raised[0];
+  EXPECT_TRUE(holds(raised[0], "no heartbeat")) << raised[0];
+  EXPECT_EQ(raised[1], raised[0]);
+  ways_[2]->open();
+}
+
+TEST(RankAgreement, LogsWhoIsSlowOnEveryWaitingRank) {
+  static std::mutex mutex;
+  static std::vector<std::string> lines;
+  static std::promise<void> both;
+  set_wait_hooks({nullptr, [](const std::string& line) {
+                    const std::lock_guard<std::mutex> lock(mutex);
+                    lines.push_back(line);
+                    if (lines.size() == 2) {
+                      both.set_value();
+                    }
+                  }});
+  const QuickBeats quick;
+  setenv("DP_PREWARM_SLOW_S", "0.2", 1);
+  const auto store = hash_store();
+  const auto raised = on_ranks(3, [&](int rank) {
+    Rank me(store, rank, 3);
+    me.meet(phase("compile water"));
+    if (rank == 2) {
+      both.get_future().wait();
+    }
+    me.meet(phase("train"));
+  });
+  unsetenv("DP_PREWARM_SLOW_S");
+  set_wait_hooks({});
+  EXPECT_EQ(raised, Texts(3));
+  for (const auto& line : lines) {
+    EXPECT_TRUE(holds(line,
+                      "alive but slow, the other ranks wait for rank 2 "
+                      "in \"after compile water\""))
+        << line;
+  }
+}
+
+TEST(RankAgreement, RefusesSettingsThatAreNoTimes) {
+  for (const auto& [name, value, part] :
+       std::vector<std::tuple<const char*, const char*, const char*>>{
+           {"DP_PREWARM_BEAT_S", "soon", "got \"soon\""},
+           {"DP_PREWARM_BEAT_S", "0", "must be > 0"},
+           {"DP_PREWARM_DEAD_S", "0.5", "at least two beats"},
+           {"DP_PREWARM_SLOW_S", "-1", "got \"-1\""}}) {
+    setenv(name, value, 1);
+    try {
+      Rank(hash_store(), 0, 2).beat();
+      ADD_FAILURE() << name << " " << value;
+    } catch (const c10::ValueError& error) {
+      EXPECT_TRUE(holds(error.what(), name)) << error.what();
+      EXPECT_TRUE(holds(error.what(), part)) << error.what();
+    }
+    unsetenv(name);
+  }
 }
 
 TEST(RankAgreement, WorksOverAFileStore) {
   const std::string path = testing::TempDir() + "rank_agreement_file_store";
   std::remove(path.c_str());
-  const auto name = fresh_name();
   const auto raised = on_ranks(2, [&](int rank) {
     const auto store = c10::make_intrusive<c10d::FileStore>(path, 2);
+    Rank me(store, rank, 2);
     for (int round = 0; round < 3; ++round) {
-      agree(members(store, name, rank, 2), phase("warm"));
+      me.meet(phase("warm"));
     }
-    EXPECT_THROW(agree(members(store, name, rank, 2),
-                       phase("warm", rank == 1 ? "bad" : "")),
-                 c10::Error);
+    EXPECT_THROW(me.meet(phase("warm", rank == 1 ? "bad" : "")), c10::Error);
   });
   EXPECT_EQ(raised, Texts(2));
 }
 
+c10::intrusive_ptr<c10d::TCPStore> tcp_server(bool libuv) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.useLibUV = libuv;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
 TEST(RankAgreement, WorksOverTcpStoresWithAndWithoutLibuv) {
   for (const bool libuv : {true, false}) {
-    c10d::TCPStoreOptions options;
-    options.port = 0;
-    options.isServer = true;
-    options.waitWorkers = false;
-    options.useLibUV = libuv;
-    const auto server =
-        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-    const auto name = fresh_name();
+    const auto server = tcp_server(libuv);
     const auto raised = on_ranks(3, [&](int rank) {
+      Rank me(server->clone(), rank, 3);
       for (int round = 0; round < 3; ++round) {
-        agree(members(server->clone(), name, rank, 3), phase("warm"));
+        me.meet(phase("warm"));
       }
     });
     EXPECT_EQ(raised, Texts(3)) << libuv;
   }
 }
 
-TEST(RankAgreement, SaysThatTheStoreIsGone) {
-  c10d::TCPStoreOptions options;
-  options.port = 0;
-  options.isServer = true;
-  options.waitWorkers = false;
-  auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+TEST(RankAgreement, SaysThatTheServerOfATcpStoreIsGone) {
+  auto server = tcp_server(true);
   const auto client = server->clone();
-  std::promise<void> waits;
-  set_interrupt_check(nullptr);
-  const auto name = fresh_name();
   const auto raised = on_ranks(2, [&](int rank) {
     if (rank == 0) {
-      while (!server->check({"deepmd_prewarm///2/0/rank/1"})) {
+      while (!server->check({"deepmd_prewarm///2/beat/1"})) {
         std::this_thread::yield();
       }
       server.reset();
       return;
     }
-    agree(members(client, name, 1, 2), phase("warm"));
+    Rank(client, 1, 2).meet(phase("warm"));
   });
   EXPECT_TRUE(holds(raised[1], "the Store of this group must answer"))
       << raised[1];
