@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 #include <c10/util/Exception.h>
 #include <deepmd_prewarm/ops/sync_ranks.h>
+#include <deepmd_prewarm/plugin/python_gate.h>
 #include <deepmd_prewarm/plugin/rank_agreement.h>
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -46,7 +47,9 @@ void meet(const std::string& group_name, const Meeting& meeting) {
                     "sync_ranks: timeout_s must be a number of seconds >= 0 "
                     "(0: no limit), got ",
                     meeting.timeout_s, ".");
-  agree(resolve(group_name), group_name, meeting);
+  const auto group = resolve(group_name);
+  const OutsidePython outside;
+  agree(group, group_name, meeting);
 }
 
 void start_beats(const std::string& group_name) {
