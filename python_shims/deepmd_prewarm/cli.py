@@ -161,7 +161,8 @@ def doctor() -> None:
 
 @main.command(hidden=True)
 @click.option(
-    "--folder",
+    "--out",
+    "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/demo"),
     show_default=True,

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
+from ._callee import modules_in
 from .collective_free import collective_free, first_collective_module
 from .compile_counters import CompileMeter
 from .ops import cache_bytes, release_trace_inputs, safe_empty_cache
@@ -55,7 +55,7 @@ class TaskRun:
         self.record = TaskRecord(name=task.name, mode=task.mode)
         self.record._origin = origin
         self._earlier = earlier
-        self._modules = [*task.modules, *modules_of(task.fn)]
+        self._modules = [*task.modules, *modules_in(task.fn)]
         self._device = _device_of(self._modules) if device is None else device
         self._footprint = Footprint()
         self.record._footprint = self._footprint
@@ -129,33 +129,23 @@ class TaskRun:
                 task.name,
                 doubtful,
             )
-        box: list[Any] = []
-        fn = task.fn
-
-        def run(*_: torch.Tensor) -> list[torch.Tensor]:
-            # The sample itself, not what went through the operator: containers
-            # and objects in it are guarded too.
-            args, kwargs = box[0]
-            return list(tensors_in(fn(*args, **kwargs)))
-
-        handle = CompiledTask.from_callable(task.name, run, self._modules)
+        handle = CompiledTask.from_callable(task.name, task.fn, task.modules)
         owned = callable(task.samples)
-        samples: Iterable[Any] = task.samples() if owned else task.samples  # type: ignore[operator,assignment]
+        samples: Iterable[Any] = (
+            task.samples() if callable(task.samples) else task.samples
+        )
         try:
             with collective_free(self._modules):
                 for sample in samples:
-                    box[:] = [as_call(sample)]
-                    del sample
                     record.samples += 1
-                    inputs = list(tensors_in(box[0]))
-                    if owned:
-                        self._footprint.add(inputs)
-                    try:
-                        warmup_compiled(handle, inputs, backward=task.mode == "train")
-                    finally:
-                        box.clear()
-                    if owned:
-                        release_trace_inputs(inputs)
+                    args, kwargs = as_call(sample)
+                    inputs = list(tensors_in((args, kwargs))) if owned else []
+                    self._footprint.add(inputs)
+                    backward = task.mode == "train"
+                    warmup_compiled(handle, args, kwargs, backward=backward)
+                    # Only what nobody but `inputs` holds may be released.
+                    del sample, args, kwargs
+                    release_trace_inputs(inputs)
                     del inputs
             if not record.samples:
                 raise ValueError(
@@ -223,44 +213,6 @@ def _gaps(
     if at < end:
         left.append((at, end))
     return left
-
-
-def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
-    """Modules that a callable reaches: itself, a bound self, a closure, a partial.
-
-    Parameters
-    ----------
-    fn
-        What a task calls.
-
-    Returns
-    -------
-    list of torch.nn.Module
-        Each once.
-    """
-    found: dict[int, torch.nn.Module] = {}
-    seen: set[int] = set()
-    pending: list[Any] = [fn]
-    while pending:
-        value = pending.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, torch.nn.Module):
-            found[id(value)] = value
-            continue
-        for name in ("__self__", "__wrapped__", "func", "_torchdynamo_orig_callable"):
-            inner = getattr(value, name, None)
-            if inner is not None and not isinstance(inner, type):
-                pending.append(inner)
-        if isinstance(value, functools.partial):
-            pending += [*value.args, *value.keywords.values()]
-        for cell in getattr(value, "__closure__", None) or ():
-            try:
-                pending.append(cell.cell_contents)
-            except ValueError:  # not filled yet
-                continue
-    return list(found.values())
 
 
 def _device_of(modules: Sequence[torch.nn.Module]) -> torch.device:

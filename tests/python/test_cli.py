@@ -84,7 +84,9 @@ def test_a_number_of_ranks_below_one_is_refused(an_input, started, nproc):
 
 def test_train_starts_the_runner_below_torchrun(an_input, started, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    result = run("train", an_input, "--nproc", 2, "--seed", 3, "--restart", "model.ckpt")
+    result = run(
+        "train", an_input, "--nproc", 2, "--seed", 3, "--restart", "model.ckpt"
+    )
     assert result.exit_code == 0, result.output
     ((command, environment),) = started
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
