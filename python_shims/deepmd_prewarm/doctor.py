@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything; never raises, needs no process group.
+
+    Imports deepmd-kit's trainer where there is one, which takes seconds.
 
     Returns
     -------
@@ -104,13 +107,23 @@ def _hooks() -> Finding:
             "the entry point of group deepmd.pt_expt is missing; reinstall"
             " deepmd-prewarm",
         )
-    if os.environ.get("DP_PREWARM") == "0":
-        return Finding(True, "hooks", "switched off by DP_PREWARM=0")
     try:
         ours[0].load()
+        from .deepmd_kit.entry import TRAINER_MODULE, switched_off
+
+        if switched_off():
+            return Finding(True, "hooks", "switched off by DP_PREWARM")
+        if _version("deepmd-kit") == "not installed":
+            return Finding(True, "hooks", f"entry point {ours[0].value}")
+        from .deepmd_kit.trainer import misfit
+
+        problem = misfit(importlib.import_module(TRAINER_MODULE))
     except Exception as error:
-        return Finding(False, "hooks", f"{ours[0].value} cannot be loaded: {error}")
-    return Finding(True, "hooks", f"entry point {ours[0].value}")
+        return Finding(False, "hooks", f"{ours[0].value}: {error}")
+    if problem is not None:
+        return Finding(False, "hooks", problem)
+    text = f"entry point {ours[0].value}, {TRAINER_MODULE} has every name it needs"
+    return Finding(True, "hooks", text)
 
 
 def _cache_folder() -> Finding:

@@ -144,6 +144,7 @@ def test_doctor_names_versions_library_operators_hooks_cache_and_time_out():
         "libdeepmd_prewarm.so",
         "release_trace_inputs",
         "deepmd_prewarm.deepmd_kit.entry",
+        "has every name it needs",
         "cache folder",
         "gloo 1800 s",
     ):
@@ -156,12 +157,16 @@ def test_doctor_says_which_part_is_broken(monkeypatch, tmp_path):
     def unloadable():
         raise ImportError("built for torch 9.9")
 
+    from deepmd_prewarm.deepmd_kit import trainer
+
     monkeypatch.setattr(_library, "load", unloadable)
+    monkeypatch.setattr(trainer, "misfit", lambda module: "has no Trainer.get_data")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
     monkeypatch.setenv("DP_PREWARM_STRICT", "1")
     result = run("doctor")
     assert result.exit_code == 1
     assert "FAIL  library         built for torch 9.9" in result.output
+    assert "FAIL  hooks           has no Trainer.get_data" in result.output
     assert "FAIL  cache folder" in result.output
     assert "DP_PREWARM_STRICT=1" in result.output
 
