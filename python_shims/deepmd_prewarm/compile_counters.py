@@ -133,7 +133,7 @@ class _Upstream:
         inductor = self._counters["inductor"]
         return _Reading(
             graphs=self._counters["stats"]["unique_graphs"],
-            aot=self._counters["aot_autograd"]["total"],
+            aot=self._counters["aot_autograd"]["ok"],
             hits=inductor[_FX_CACHE[0]],
             misses=inductor[_FX_CACHE[1]] + inductor[_FX_CACHE[2]],
         )

@@ -82,7 +82,7 @@ class CompileWatch:
         report = self._report
         rank = 0 if self._group is None else self._group.rank()
         counted: dict[int, int | None] = {rank: own}
-        if self._group is not None:
+        if report.world_size > 1:
             try:
                 counted.update(self._exchange(own, timeout_s))
             except RuntimeError as error:  # the Store is gone: training is over

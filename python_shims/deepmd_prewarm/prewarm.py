@@ -204,7 +204,7 @@ def group_timeout_s(group: dist.ProcessGroup) -> float | None:
 
 
 def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Find the ranks to meet; None where this process is alone."""
+    """Find the ranks to meet; None where torch.distributed is not in use."""
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -212,7 +212,7 @@ def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
             "prewarm: expected group to be a ProcessGroup that this rank is a member"
             f" of, got {group!r}"
         )
-    return group if group is not None and group.size() > 1 else None
+    return group
 
 
 def _library_problem() -> str | None:
@@ -355,7 +355,7 @@ def _gather(
     """Bring all records to rank 0; the verdict on all tasks is known by now."""
     elapsed = time.perf_counter() - opened
     report.ranks = [mine]
-    if members is not None:
+    if members is not None and members.size() > 1:
         exchange = RecordExchange(members, "records")
         exchange.publish(mine.model_dump_json())
         agree("prewarm: report", None, members)

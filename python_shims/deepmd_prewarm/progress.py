@@ -127,7 +127,9 @@ class Bar:
         """Leave a line above the bar."""
         if self._bar is not None:
             self._progress.console.print(
-                f"prewarm '{self._name}': {_done(record)}", markup=False
+                f"prewarm '{self._name}': {_done(record)}",
+                markup=False,
+                highlight=False,
             )
             self._progress.advance(self._bar)
 

@@ -291,7 +291,7 @@ class PrewarmReport(_Record):
                 task.name
                 for record in self.ranks
                 for task in record.tasks
-                if task.mode == "train" and not task.covers_training
+                if task.mode == "train" and not (task.covers_training or task.eager)
             }
         )
         if uncovered:

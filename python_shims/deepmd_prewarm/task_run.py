@@ -6,13 +6,14 @@ from __future__ import annotations
 import gc
 import logging
 import time
+import types
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
-from ._callee import modules_in
+from ._callee import compiled_in, modules_in
 from .collective_free import collective_free, first_collective_module
 from .compile_counters import CompileMeter
 from .ops import cache_bytes, release_trace_inputs, safe_empty_cache
@@ -165,6 +166,9 @@ class TaskRun:
             for other in self._earlier
             if record.graph is not None and other.graph == record.graph
         ]
+        if counts.total == 0 and not same:
+            # Nothing to compile is right only for what was compiled before.
+            record.eager = record.eager or not reaches_compiled(self.task.fn)
         if same or (counts.total == 0 and not record.eager):
             record.source = "shared"
         elif counts.cache_hits and not counts.cache_misses:
@@ -213,6 +217,30 @@ def _gaps(
     if at < end:
         left.append((at, end))
     return left
+
+
+def reaches_compiled(fn: Any, depth: int = 4) -> bool:
+    """Whether a callable is known to reach something that `torch.compile` made.
+
+    Parameters
+    ----------
+    fn
+        What a task calls.
+    depth
+        How many closures to follow.
+
+    Returns
+    -------
+    bool
+        False also where it cannot be seen, as in a plain container.
+    """
+    if any(True for _ in compiled_in(fn)):
+        return True
+    if depth == 0:
+        return False
+    cells = getattr(fn, "__closure__", None) or ()
+    inner = [cell.cell_contents for cell in cells if cell != types.CellType()]
+    return any(reaches_compiled(one, depth - 1) for one in inner if callable(one))
 
 
 def _device_of(modules: Sequence[torch.nn.Module]) -> torch.device:

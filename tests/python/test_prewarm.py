@@ -67,48 +67,57 @@ class Result:
 
 
 @pytest.mark.parametrize(
-    "sample",
+    ("args", "kwargs", "sample"),
     [
-        (X,),
-        X,
-        {"coord": X},
-        ((), {"coord": X}),
-        ((X,), {"scale": 2.0}),
-        ({"nested": [X]},),
+        ((X,), {}, (X,)),
+        ((X,), {}, X),
+        ((), {"coord": X}, {"coord": X}),
+        ((), {"coord": X}, ((), {"coord": X})),
+        ((X,), {"scale": 2.0}, ((X,), {"scale": 2.0})),
+        (({"nested": [X]},), {}, ({"nested": [X]},)),
     ],
     ids=["tuple", "tensor", "dict", "pair", "both", "nested"],
 )
-@pytest.mark.parametrize("wrap", [dict, Result, tuple])
-def test_any_sample_and_result_of_a_training_can_be_warmed(sample, wrap):
+def test_a_sample_is_warmed_as_training_will_call_it(args, kwargs, sample):
     model = a_model()
 
     def call(coord, scale=1.0):
         x = coord["nested"][0] if isinstance(coord, dict) else coord
-        energy = model(x).sum() * scale
-        if wrap is tuple:
-            return (energy, None, "text")
-        return wrap(energy=energy, note="text")
+        return model(x).sum() * scale
 
     task = PrewarmTask("a", compiled(call), [sample])
     record = prewarm([task]).task("a")
     assert (record.graphs_forward, record.graphs_backward) == (1, 1)
     assert record.covers_training and not record.eager
     meter = CompileMeter().start()
-    args, kwargs = (
-        sample
-        if isinstance(sample, tuple) and len(sample) == 2
-        else ((), sample)
-        if isinstance(sample, dict)
-        else (sample if isinstance(sample, tuple) else (sample,), {})
-    )
-    result = task.fn(*args, **kwargs)
-    energy = result[0] if wrap is tuple else dict(vars_of(result))["energy"]
-    energy.backward()
+    task.fn(*args, **kwargs).backward()
     assert meter.stop().total == 0
 
 
-def vars_of(result):
-    return result if isinstance(result, dict) else dataclasses.asdict(result)
+@pytest.mark.parametrize("wrap", [dict, Result, tuple])
+def test_any_result_that_holds_tensors_can_be_warmed(wrap):
+    model = a_model()
+
+    def call(coord):
+        energy = model(coord).sum()
+        if wrap is tuple:
+            return (None, "text", [energy])
+        return wrap(energy=energy, note="text")
+
+    task = PrewarmTask("a", compiled(call), [(X,)])
+    record = prewarm([task]).task("a")
+    assert (record.graphs_forward, record.graphs_backward) == (1, 1)
+    result = task.fn(X)
+    meter = CompileMeter().start()
+    energy = (
+        result[2][0]
+        if wrap is tuple
+        else result["energy"]
+        if wrap is dict
+        else result.energy
+    )
+    energy.backward()
+    assert meter.stop().total == 0
 
 
 def test_inputs_are_handed_on_with_strides_and_requires_grad():
@@ -129,12 +138,15 @@ def test_a_plain_module_runs_eager_and_the_report_says_so():
     record = report.task("a")
     assert record.graphs_forward == record.graphs_backward == 0
     assert record.compile_s == record.load_s == 0.0
-    assert record.covers_training
+    assert record.eager and record.covers_training
+    assert report.warnings() == ["not compiled, runs in eager mode: a"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_train_and_eval_handles_leave_nothing_to_compile(dynamic):
     model = a_model()
+    # dynamic=True leaves a mark on the tensor: not the one that others use.
+    sample = X.clone()
     call = compiled(model, dynamic=dynamic)
 
     def evaluation(x):
@@ -147,8 +159,8 @@ def test_train_and_eval_handles_leave_nothing_to_compile(dynamic):
 
     report = prewarm(
         [
-            PrewarmTask("train", call, [(X,)]),
-            PrewarmTask("eval", evaluation, [(X,)], mode="eval"),
+            PrewarmTask("train", call, [(sample,)]),
+            PrewarmTask("eval", evaluation, [(sample,)], mode="eval"),
         ]
     )
     assert report.task("train").graphs_forward == 1
@@ -156,8 +168,8 @@ def test_train_and_eval_handles_leave_nothing_to_compile(dynamic):
     assert report.task("eval").graphs_backward == 0
     assert model.training
     watch = report.watch()
-    call(X).sum().backward()
-    evaluation(X)
+    call(sample).sum().backward()
+    evaluation(sample)
     assert watch.finish() == 0
 
 
@@ -218,6 +230,40 @@ def test_a_shared_graph_is_told_by_its_digest_or_by_compiling_nothing():
     ]
 
 
+def test_a_compiled_function_in_a_closure_is_shared_and_not_eager():
+    function = compiled(a_model())
+
+    def first(x):
+        return function(x).sum()
+
+    def second(x):
+        return first(x) * 2
+
+    report = prewarm({"a": (first, [(X,)]), "b": (second, [(X,)])})
+    assert [t.source for t in report.ranks[0].tasks] == ["compiled", "shared"]
+    assert not report.task("b").eager
+
+
+def test_beyond_the_recompile_limit_a_task_is_reported_as_eager(caplog):
+    """Field case B6: torch falls back to eager mode in silence."""
+
+    class Task(torch.nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.kind = kind
+            self.inner = torch.nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.inner(x) if self.kind else x
+
+    models = [Task(f"kind {n}") for n in range(12)]
+    with torch._dynamo.config.patch(recompile_limit=8):
+        report = prewarm({m.kind: (compiled(m, dynamic=False), [(X,)]) for m in models})
+    eager = [task.eager for task in report.ranks[0].tasks]
+    assert eager == [False] * 8 + [True] * 4
+    assert any("kind 11" in said for said in report.warnings())
+
+
 def test_tasks_with_one_head_and_different_buffers_each_keep_their_own_result():
     """Field case A2: also when a new model gets the id of a deleted one."""
 
@@ -245,8 +291,8 @@ def test_tasks_with_one_head_and_different_buffers_each_keep_their_own_result():
         torch.testing.assert_close(call(X), task(X))
         torch.testing.assert_close(calls["first"](X), first(X))
         del task, call
-        gc.collect()
         torch._dynamo.reset()
+        gc.collect()
         if reused:
             break
     assert reused
