@@ -53,7 +53,11 @@ def _checked_input(path: str) -> Path:
 
 
 def run_training(
-    source: Path, nproc: int, report: Path | None, extra: tuple[str, ...] = ()
+    source: Path,
+    nproc: int,
+    report: Path | None,
+    extra: tuple[str, ...] = (),
+    folder: Path | None = None,
 ) -> int:
     """Train under torchrun, and wait for it.
 
@@ -67,6 +71,8 @@ def run_training(
         Folder for the report, or None.
     extra
         More arguments for ``deepmd_prewarm.deepmd_kit.runner``.
+    folder
+        Where the training runs; None: the current folder.
 
     Returns
     -------
@@ -82,7 +88,7 @@ def run_training(
     # torchrun would give each rank one thread and warn about it.
     cores = len(os.sched_getaffinity(0))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
-    with subprocess.Popen([*command, *extra], env=environment) as training:
+    with subprocess.Popen([*command, *extra], env=environment, cwd=folder) as training:
         try:
             return training.wait()
         except KeyboardInterrupt:

@@ -32,11 +32,14 @@ def run_demo(folder: Path, nproc: int) -> int:
     """
     from .deepmd_kit.demo_data import demo_input
 
-    training = folder / "training"
+    training = (folder / "training").resolve()
     shutil.rmtree(training, ignore_errors=True)
     for name in ("prewarm.json", "prewarm.png"):
         (folder / name).unlink(missing_ok=True)
     click.echo("[1/2] energies and forces of three metals (ase, EMT)")
-    source = demo_input(training, steps=_STEPS).resolve()
+    source = demo_input(training, steps=_STEPS)
     click.echo(f"[2/2] {nproc} ranks, 3 tasks, {_STEPS} steps in {training}")
-    return run_training(source, nproc, folder.resolve(), ("--seed", "1"))
+    # deepmd-kit leaves out.json and input_v2_compat.json where it runs.
+    return run_training(
+        source, nproc, folder.resolve(), ("--seed", "1"), folder=training
+    )
