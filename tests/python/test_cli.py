@@ -30,7 +30,7 @@ def started(monkeypatch):
     seen = []
 
     class Process:
-        def __init__(self, command, env):
+        def __init__(self, command, env, cwd=None):
             seen.append((command, env))
 
         def __enter__(self):
