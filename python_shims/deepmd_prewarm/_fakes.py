@@ -51,7 +51,11 @@ def _emptied(device: torch.device) -> None:
 
 
 def _met(group_name: str, phase: str, error: str = "", timeout_s: float = 0.0) -> None:
-    pass
+    if not timeout_s >= 0.0:
+        raise ValueError(
+            "sync_ranks: timeout_s must be a number of seconds >= 0 (0: no limit), "
+            f"got {timeout_s:g}."
+        )
 
 
 def _untraceable(op: torch._ops.OpOverload) -> Callable[..., None]:

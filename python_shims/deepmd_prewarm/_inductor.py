@@ -6,10 +6,11 @@ Two things that the ORDERED effect alone does not give:
 - Torch 2.11 records the order of effectful calls under a name that its
   scheduler never looks up (pytorch#189209), so passes may reorder them. Here
   each call waits for the one before it, without keeping its inputs alive.
-- A compiler takes tensors for immutable values. It merges equal ones, keeps
-  some for the backward and reuses buffers. So a release is lowered as a write:
-  after every reader before it, its buffer not reused; and a tensor that
-  something after it still reads goes in as a view, which the operator refuses.
+- A compiler takes tensors for immutable values. It moves readers, merges equal
+  values, keeps some for the backward and reuses buffers. So a release is lowered
+  as a write: after every reader that does not wait for it, its buffer not
+  reused; and a tensor that is an output, or that a call after it still reads,
+  goes in as a view, which the operator refuses.
 
 Inductor takes seconds to import, so this registers when a compilation has
 imported it: the fakes call `register`.
@@ -17,11 +18,16 @@ imported it: the fakes call `register`.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._library.effects import EffectType
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 
 from deepmd_prewarm._operators import ACTING, RELEASING
 
@@ -50,7 +56,7 @@ def _lowering(operator: torch._ops.OpOverload) -> Callable[..., Any]:
         graph = V.graph
         released: list[Any] = []
         if operator in RELEASING:
-            released, listed = _last_reads(graph.current_node, args[0])
+            released, listed = _what_can_go(graph, args[0])
             args = (listed, *args[1:])
             for tensor in released:
                 tensor.realize()
@@ -59,6 +65,8 @@ def _lowering(operator: torch._ops.OpOverload) -> Callable[..., Any]:
         before = len(graph.operations)
         result = ir.FallbackKernel.create(operator, *args, **kwargs)
         call = graph.operations[before]
+        if operator in RELEASING:
+            call.python_kernel_name = _CALL_RELEASE[operator]
         for tensor in released:
             layout = ir.NoneLayout(device=tensor.get_device())
             call.mutation_outputs.append(ir.MutationOutput(layout, tensor, call))
@@ -73,40 +81,86 @@ def _lowering(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     return lower
 
 
-def _last_reads(
-    node: torch.fx.Node, tensors: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Split a release into tensors it reads last, and its whole argument list."""
+def run_release(
+    operator: torch._ops.OpOverload, inputs: Sequence[torch.Tensor | None]
+) -> int:
+    """Run a release from generated code, past AOTAutograd's alias check.
+
+    A compiled function makes its first run under a dispatch mode that checks
+    custom operators. It reaches the kernel as a second call while the first one
+    waits with its list, and whatever is on two lists is refused.
+    """
+    mode = _get_current_dispatch_mode()
+    if type(mode).__name__ != "_AnalyzeCustomOpInputOutputMode":
+        return int(operator(inputs))
+    with _pop_mode_temporarily():
+        return int(operator(inputs))
+
+
+run_release_default = functools.partial(run_release, RELEASING[0])
+run_release_list = functools.partial(run_release, RELEASING[1])
+_CALL_RELEASE = {
+    operator: f"__import__('{__name__}')._inductor.run_release_{overload}"
+    for operator, overload in zip(RELEASING, ("default", "list"), strict=True)
+}
+
+
+def _what_can_go(graph: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Lower the readers first; return what is free then, and the argument list."""
     from torch._inductor.lowering import lowerings
 
-    nodes = _released_nodes(node)
-    later = _storages_read_after(node)
+    node = graph.current_node
+    sources = [source and _storage(source) for source in _released_nodes(node)]
+    needed = _read_before(graph, node, {source for source in sources if source})
     released: list[Any] = []
     listed: list[Any] = []
-    for tensor, source in zip(tensors, nodes, strict=True):
-        if tensor is None or source is None:
-            listed.append(None)
-        elif _storage(source) in later:
-            listed.append(lowerings[torch.ops.aten.unsqueeze.default](tensor, 0))
-        else:
+    for tensor, source in zip(tensors, sources, strict=True):
+        if tensor is not None and (not source or source in needed):
+            tensor = lowerings[torch.ops.aten.unsqueeze.default](tensor, 0)
+        elif tensor is not None:
             released.append(tensor)
-            listed.append(tensor)
+        listed.append(tensor)
     return released, listed
+
+
+def _read_before(graph: Any, node: torch.fx.Node, wanted: set[int]) -> set[int]:
+    """Lower every reader of `wanted` that can run before `node` does.
+
+    Returns the storages that are read after it all the same.
+    """
+    waiting = {node}
+    movable: dict[torch.fx.Node, None] = {}
+    needed: set[int] = set()
+    ahead: list[torch.fx.Node] = []
+    later = node.next
+    while later.op != "root":
+        inputs = set(later.all_input_nodes)
+        reads = {_storage(read) for read in inputs} & wanted
+        if later.op == "output" or inputs & waiting:
+            waiting.add(later)
+            needed |= reads
+        else:
+            movable[later] = None
+            if reads:
+                ahead.append(later)
+        later = later.next
+    # What a reader needs itself goes first, in the order of the graph.
+    moved: set[torch.fx.Node] = set()
+    while ahead:
+        reader = ahead.pop()
+        if reader in movable and reader not in moved:
+            moved.add(reader)
+            ahead.extend(reader.all_input_nodes)
+    for reader in movable:
+        if reader in moved and reader not in graph.env:
+            graph.env[reader] = graph.run_node(reader)
+    return needed
 
 
 def _released_nodes(node: torch.fx.Node) -> Sequence[torch.fx.Node | None]:
     # Called as it is, or as with_effects(token, operator, inputs).
     position = 0 if node.target in RELEASING else 2
     return cast("Sequence[torch.fx.Node | None]", node.args[position])
-
-
-def _storages_read_after(node: torch.fx.Node) -> set[int]:
-    found: set[int] = set()
-    after = node.next
-    while after.op != "root":
-        found.update(_storage(read) for read in after.all_input_nodes)
-        after = after.next
-    return found - {0}
 
 
 def _storage(node: torch.fx.Node) -> int:

@@ -39,8 +39,10 @@ def _child(code: str, folder: str, environment: dict[str, str]) -> None:
         file = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT)
         os.dup2(file, descriptor)
     os.environ.update(environment)
+    file_name = f"{folder}/fresh.py"  # TorchScript reads the source again
+    Path(file_name).write_text(code)
     try:
-        exec(compile(code, "<fresh process>", "exec"), {"__name__": "__main__"})
+        exec(compile(code, file_name, "exec"), {"__name__": "__main__"})
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
