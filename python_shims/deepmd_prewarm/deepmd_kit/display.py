@@ -20,11 +20,12 @@ import torch
 
 from .faults import guarded
 
-__all__ = ["METHODS", "forget_graphs", "install"]
+__all__ = ["METHODS", "activate", "forget_graphs", "install"]
+
+_ACTIVE = "_deepmd_prewarm_active"
 
 #: Methods of the trainer that are wrapped here.
 METHODS = (
-    "_more_loss_to_float",
     "collect_display_results",
     "evaluate_training",
     "evaluate_validation",
@@ -33,26 +34,28 @@ METHODS = (
 
 
 def install(trainer_class: Any) -> None:
-    """Wrap the trainer's display methods.
+    """Wrap the trainer's display methods; each trainer is unchanged until `activate`.
 
     Parameters
     ----------
     trainer_class
         `deepmd.pt_expt.train.training.Trainer`.
     """
-    to_float = trainer_class._more_loss_to_float.__func__
-
-    @functools.wraps(to_float)
-    def more_loss_to_float(cls: type, more_loss: Mapping[str, Any]) -> dict[str, float]:
-        with guarded("metrics to scalars"):
-            return _scalars(more_loss)
-        return to_float(cls, more_loss)
-
-    trainer_class._more_loss_to_float = classmethod(more_loss_to_float)
     _wrap(trainer_class, "evaluate_training", _evaluating)
     _wrap(trainer_class, "evaluate_validation", _evaluating)
     _wrap(trainer_class, "collect_display_results", _displaying)
     _wrap(trainer_class, "train_step", _stepping)
+
+
+def activate(trainer: Any) -> None:
+    """Let a trainer that has been prewarmed log without graphs.
+
+    Parameters
+    ----------
+    trainer
+        A trainer whose class `install` has seen.
+    """
+    trainer.__dict__[_ACTIVE] = True
 
 
 def forget_graphs(loss: Any) -> None:
@@ -100,6 +103,12 @@ def _wrap(
 
 def _evaluating(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     def evaluated(self: Any, task: Any, step: int, step_result: Any) -> Any:
+        if not _is_active(self):
+            return evaluate(self, task, step, step_result)
+        if step_result is not None and step_result.task_key == task.key:
+            with guarded("metrics to scalars"):
+                payload = step_result.payload
+                payload["more_loss"] = _scalars(payload["more_loss"])
         with _scalar_outputs(self._unwrapped):
             results = evaluate(self, task, step, step_result)
         with guarded("memory after a display"):
@@ -139,7 +148,7 @@ def _displaying(collect: Callable[..., Any]) -> Callable[..., Any]:
             return collect(self, tasks, **kwargs)
         finally:
             with guarded("memory after a display"):
-                for loss in self.losses.values():
+                for loss in self.losses.values() if _is_active(self) else ():
                     forget_graphs(loss)
 
     return collected
@@ -148,6 +157,8 @@ def _displaying(collect: Callable[..., Any]) -> Callable[..., Any]:
 def _stepping(train_step: Callable[..., Any]) -> Callable[..., Any]:
     def stepped(self: Any, task: Any, step: int) -> Any:
         result = train_step(self, task, step)
+        if not _is_active(self):
+            return result
         with guarded("memory after a step"):
             forget_graphs(self.losses[task.key])
             payload = result.payload
@@ -156,6 +167,10 @@ def _stepping(train_step: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return stepped
+
+
+def _is_active(trainer: Any) -> bool:
+    return _ACTIVE in trainer.__dict__
 
 
 def _device_of(trainer: Any) -> torch.device:

@@ -27,13 +27,33 @@ from .faults import guarded
 if TYPE_CHECKING:
     from deepmd_prewarm.report import TaskRecord
 
-__all__ = ["FINALIZE", "TRACERS", "GraphDigests", "install", "recorded_in"]
+__all__ = [
+    "FINALIZE",
+    "TRACERS",
+    "GraphDigests",
+    "install",
+    "recorded_in",
+    "switch",
+]
 
 #: Functions of the trainer's module that trace, and the one that compiles.
 TRACERS = ("_trace_and_compile", "_trace_and_compile_graph")
 FINALIZE = "_finalize_compiled_lower"
 
 _record: TaskRecord | None = None
+_is_on = False
+
+
+def switch(on: bool) -> None:
+    """Let the wrapped functions do their work, or be the originals.
+
+    Parameters
+    ----------
+    on
+        False where the plugin degraded: then training is unchanged.
+    """
+    global _is_on
+    _is_on = on
 
 
 @contextmanager
@@ -161,6 +181,8 @@ def _keeping_alive(finalize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(finalize)
     def finalized(traced_lower: Any, *args: Any, **kwargs: Any) -> Any:
         compiled = finalize(traced_lower, *args, **kwargs)
+        if not _is_on:
+            return compiled
         # deepmd-kit compiles a rebuilt copy of the graph. The copy's nodes own
         # the values that view metadata points to; the first one may go.
         graph = getattr(compiled, "_orig_mod", traced_lower)

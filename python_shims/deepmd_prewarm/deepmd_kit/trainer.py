@@ -149,6 +149,7 @@ def _prewarm(trainer: Any, problem: str | None) -> None:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
     problems = agree_to_degrade(None, problem)
+    tracing.switch(not problems)
     if problems or plan is None:
         faults.degrade(problems, tell=trainer.rank == 0)
         return
@@ -167,4 +168,5 @@ def _prewarm(trainer: Any, problem: str | None) -> None:
         report.world_size,
         report.wall_s,
     )
+    display.activate(trainer)
     trainer.__dict__[_WATCH] = report.watch()
