@@ -4,10 +4,9 @@
     python run_cases.py CASES.json OUT
 
 CASES.json lists `{"name", "input", "options", "backend", "grouped", "fault"}`; each
-case runs in OUT/<name> and leaves `facts.json` beside what the training wrote. `{before}` in an
-option stands for OUT. Everything is
-seen from outside the plugin, so that the same eyes look at a stock run
-(`DP_PREWARM=0`).
+case runs in OUT/<name> and leaves `facts.json` beside what the training wrote.
+`{before}` in an option stands for OUT. Everything is seen from outside the plugin, so
+that the same eyes look at a stock run (`DP_PREWARM=0`).
 """
 
 from __future__ import annotations

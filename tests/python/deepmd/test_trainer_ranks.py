@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Two ranks of deepmd-kit's trainer: compile together, fail together, or go on alike."""
+"""Two ranks of deepmd-kit's trainer compile, fail or degrade together."""
 
 from __future__ import annotations
 
