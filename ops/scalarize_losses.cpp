@@ -4,33 +4,16 @@
 #include <c10/core/GradMode.h>
 #include <deepmd_prewarm/ops/scalarize_losses.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
-#include <string_view>
 #include <utility>
 
 namespace deepmd_prewarm {
 
 namespace {
 
-struct Loss {
-  std::string key;
-  at::Tensor tensor;
-  double value = std::numeric_limits<double>::quiet_NaN();
-  bool read = false;
-};
-
-bool is_skipped(std::string_view key,
-                const std::vector<std::string>& skip_prefixes) {
-  for (const auto& prefix : skip_prefixes) {
-    if (key.substr(0, prefix.size()) == prefix) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void check(const Loss& loss) {
+void check(const NamedLoss& loss) {
   const auto& tensor = loss.tensor;
   TORCH_CHECK_TYPE(
       tensor.unsafeGetTensorImpl()->is_python_dispatch() ||
@@ -71,72 +54,89 @@ bool is_plain(const at::Tensor& tensor) {
 
 // The losses of one device travel as bytes in one tensor: exact for each dtype,
 // also on a device that has no double.
-void read_device(std::vector<Loss>& losses, size_t first) {
-  const auto device = losses[first].tensor.device();
+void read_device(const std::vector<NamedLoss>& losses,
+                 const std::vector<size_t>& members,
+                 std::vector<double>& values) {
   std::vector<at::Tensor> bytes;
-  std::vector<Loss*> members;
-  for (size_t i = first; i < losses.size(); ++i) {
-    auto& loss = losses[i];
-    if (!loss.read && loss.tensor.device() == device) {
-      bytes.push_back(loss.tensor.contiguous().view({1}).view(at::kByte));
-      members.push_back(&loss);
-    }
+  bytes.reserve(members.size());
+  for (const auto i : members) {
+    bytes.push_back(losses[i].tensor.contiguous().view({1}).view(at::kByte));
   }
   const auto host = at::cat(bytes).to(at::kCPU);
   const auto* data = host.const_data_ptr<uint8_t>();
-  for (auto* loss : members) {
-    loss->value = to_double(data, loss->tensor.scalar_type());
-    loss->read = true;
-    data += loss->tensor.element_size();
-  }
-}
-
-void read(std::vector<Loss>& losses) {
-  const at::NoGradGuard no_graph;
-  for (auto& loss : losses) {
-    if (!loss.tensor.defined()) {
-      loss.read = true;
-    } else if (!is_plain(loss.tensor)) {
-      loss.value = loss.tensor.item().toDouble();
-      loss.read = true;
-    } else if (loss.tensor.is_cpu()) {
-      loss.value =
-          to_double(loss.tensor.const_data_ptr(), loss.tensor.scalar_type());
-      loss.read = true;
-    }
-  }
-  for (size_t i = 0; i < losses.size(); ++i) {
-    if (!losses[i].read) {
-      read_device(losses, i);
-    }
+  for (const auto i : members) {
+    values[i] = to_double(data, losses[i].tensor.scalar_type());
+    data += losses[i].tensor.element_size();
   }
 }
 
 }  // namespace
 
-c10::Dict<std::string, double> scalarize_losses(
-    const c10::Dict<std::string, at::Tensor>& losses,
+bool is_skipped_loss(
+    std::string_view key,
     const std::optional<std::vector<std::string>>& skip_prefixes) {
-  static const auto* const kDefault = new std::vector<std::string>{"l2_"};
-  const auto& skip = skip_prefixes ? *skip_prefixes : *kDefault;
-  std::vector<Loss> kept;
-  kept.reserve(losses.size());
-  for (const auto& entry : losses) {
-    auto key = entry.key();
-    if (!is_skipped(key, skip)) {
-      kept.push_back({std::move(key), entry.value()});
-    }
-  }
-  for (const auto& loss : kept) {
+  constexpr std::string_view kDefault = "l2_";
+  const auto starts_with = [key](std::string_view prefix) {
+    return key.substr(0, prefix.size()) == prefix;
+  };
+  return skip_prefixes ? std::any_of(skip_prefixes->begin(),
+                                     skip_prefixes->end(), starts_with)
+                       : starts_with(kDefault);
+}
+
+std::vector<double> read_losses(const std::vector<NamedLoss>& losses) {
+  for (const auto& loss : losses) {
     if (loss.tensor.defined()) {
       check(loss);
     }
   }
-  read(kept);
+  const at::NoGradGuard no_graph;
+  std::vector<double> values(losses.size(),
+                             std::numeric_limits<double>::quiet_NaN());
+  std::vector<size_t> remote;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto& tensor = losses[i].tensor;
+    if (!tensor.defined()) {
+      continue;
+    }
+    if (!is_plain(tensor)) {
+      values[i] = tensor.item().toDouble();
+    } else if (tensor.is_cpu()) {
+      values[i] = to_double(tensor.const_data_ptr(), tensor.scalar_type());
+    } else {
+      remote.push_back(i);
+    }
+  }
+  while (!remote.empty()) {
+    const auto device = losses[remote.front()].tensor.device();
+    const auto others = std::stable_partition(
+        remote.begin(), remote.end(),
+        [&](size_t i) { return losses[i].tensor.device() == device; });
+    read_device(losses, {remote.begin(), others}, values);
+    remote.erase(remote.begin(), others);
+  }
+  return values;
+}
+
+c10::Dict<std::string, double> scalarize_losses(
+    const c10::Dict<std::string, at::Tensor>& losses,
+    const std::optional<std::vector<std::string>>& skip_prefixes) {
+  std::vector<std::string> keys;
+  std::vector<NamedLoss> kept;
+  keys.reserve(losses.size());  // `kept` points into it
+  kept.reserve(losses.size());
+  for (const auto& entry : losses) {
+    auto key = entry.key();
+    if (!is_skipped_loss(key, skip_prefixes)) {
+      keys.push_back(std::move(key));
+      kept.push_back({keys.back(), entry.value()});
+    }
+  }
+  const auto values = read_losses(kept);
   c10::Dict<std::string, double> scalars;
   scalars.reserve(kept.size());
-  for (auto& loss : kept) {
-    scalars.insert(std::move(loss.key), loss.value);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    scalars.insert(std::move(keys[i]), values[i]);
   }
   return scalars;
 }

@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace deepmd_prewarm {
@@ -21,6 +22,22 @@ namespace deepmd_prewarm {
 /// elements, TypeError for a complex one.
 DEEPMD_PREWARM_API c10::Dict<std::string, double> scalarize_losses(
     const c10::Dict<std::string, at::Tensor>& losses,
+    const std::optional<std::vector<std::string>>& skip_prefixes);
+
+/// A loss and its key, for callers with containers of their own.
+struct NamedLoss {
+  std::string_view key;
+  at::Tensor tensor;
+};
+
+/// The operator without its dictionaries: checks each loss, then reads them
+/// all. Returns one value for each, in order.
+DEEPMD_PREWARM_API std::vector<double> read_losses(
+    const std::vector<NamedLoss>& losses);
+
+/// Whether the operator leaves `key` out.
+DEEPMD_PREWARM_API bool is_skipped_loss(
+    std::string_view key,
     const std::optional<std::vector<std::string>>& skip_prefixes);
 
 }  // namespace deepmd_prewarm

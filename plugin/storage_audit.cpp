@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
+#include <deepmd_prewarm/plugin/functorch_wrappers.h>
 #include <deepmd_prewarm/plugin/storage_audit.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
@@ -16,17 +17,12 @@ using c10::DispatchKey;
 // Tells a storage that was released from one that never had memory (fake).
 constexpr const char* kMarker = "release_trace_inputs: ";
 
-constexpr c10::DispatchKeySet kFunctorchKeys({DispatchKey::FuncTorchBatched,
-                                              DispatchKey::FuncTorchGradWrapper,
-                                              DispatchKey::BatchedNestedTensor,
-                                              DispatchKey::Batched});
-
 // Kinds of tensors that own no storage we could look at, by their keys alone:
 // asking a wrapper for its sizes or storage may call Python or throw.
 Verdict verdict_of_kind(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const auto keys = impl->key_set();
-  if (keys.has_any(kFunctorchKeys)) {
+  if (is_functorch_wrapper(tensor)) {
     return Verdict::kFunctorch;
   }
   if (keys.has(DispatchKey::Functionalize)) {

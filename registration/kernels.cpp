@@ -7,6 +7,7 @@
 #include <deepmd_prewarm/ops/scalarize_losses.h>
 #include <deepmd_prewarm/ops/sync_ranks.h>
 #include <deepmd_prewarm/ops/warmup_compiled.h>
+#include <deepmd_prewarm/plugin/functorch_wrappers.h>
 
 #include <utility>
 
@@ -28,10 +29,12 @@ void expect_no_tracing(const char* name) {
 }
 
 template <typename Result, typename... Arguments>
-auto kernel(const char* name, Result (*function)(Arguments...)) {
+auto kernel(
+    const char* name,
+    Result (*function)(Arguments...),
+    c10::DispatchKey key = c10::DispatchKey::CompositeExplicitAutograd) {
   return torch::dispatch(
-      c10::DispatchKey::CompositeExplicitAutograd,
-      [name, function](Arguments... arguments) -> Result {
+      key, [name, function](Arguments... arguments) -> Result {
         expect_no_tracing(name);
         return function(std::forward<Arguments>(arguments)...);
       });
@@ -43,9 +46,23 @@ void implement_kernels(torch::Library& m) {
   const auto impl = [&m](const char* name, auto* function) {
     m.impl(name, kernel(name, function));
   };
-  impl("release_trace_inputs", &release_trace_inputs);
-  impl("release_trace_inputs.list", &release_trace_inputs_list);
-  impl("explain_release", &explain_release);
+  // These look at any tensor there is. BackendSelect comes after all modes and
+  // wrappers and before the backends, some of which have no kernel of ours
+  // (nested) or another one (meta); Autograd, so that no fallback of autograd
+  // takes a reference of its own.
+  const auto impl_on_any = [&](const char* name, auto* function) {
+    impl(name, function);
+    m.impl(name, kernel(name, function, c10::DispatchKey::BackendSelect));
+    for (const auto key :
+         {c10::DispatchKey::Autograd, c10::DispatchKey::FuncTorchBatched}) {
+      m.impl(name,
+             torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<
+                                      &leave_out_functorch_wrappers>()));
+    }
+  };
+  impl_on_any("release_trace_inputs", &release_trace_inputs);
+  impl_on_any("release_trace_inputs.list", &release_trace_inputs_list);
+  impl_on_any("explain_release", &explain_release);
   impl("warmup_compiled", &warmup_compiled);
   impl("safe_empty_cache", &safe_empty_cache);
   impl("cache_bytes", &cache_bytes);

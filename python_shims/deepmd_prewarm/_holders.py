@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import Counter
 from inspect import CO_OPTIMIZED
 from types import CellType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -53,50 +52,55 @@ class Holders:
     ) -> None:
         self._items = items
         self._given = given
-        listed = Counter(map(id, items))
-        if isinstance(given, (list, tuple)) and given is not items:
-            listed.update(map(id, given))
-        self._explained = listed
-        wanted = {id(item) for item in items if item is not None}
-        self._cells: Counter[int] = Counter()
-        self._count_variables(frame, wanted)
+        is_listed_twice = given is not items and isinstance(given, (list, tuple))
+        places = 2 if is_listed_twice else 1
+        self._explained: dict[int, int] = {}
+        for key in map(id, items):
+            self._explained[key] = self._explained.get(key, 0) + places
+        self._in_cells: dict[int, int] = {}
+        self._count_variables(frame)
 
-    def _count_variables(self, frame: FrameType, wanted: set[int]) -> None:
+    def _count_variables(self, frame: FrameType) -> None:
+        explained = self._explained
         variables = frame.f_locals
-        cells = frame.f_code.co_cellvars
-        # A free variable belongs to an enclosing function, not to this frame.
-        free = frame.f_code.co_freevars
+        code = frame.f_code
         for name, value in variables.items():
-            if id(value) not in wanted or name in free:
-                continue
-            (self._cells if name in cells else self._explained)[id(value)] += 1
+            key = id(value)
+            if key not in explained or name in code.co_freevars:
+                continue  # a free variable belongs to an enclosing function
+            if name in code.co_cellvars:
+                self._in_cells[key] = self._in_cells.get(key, 0) + 1
+            else:
+                explained[key] += 1
         value = None
         # Before Python 3.13 f_locals of a function is a copy that the frame
         # keeps: it would hold the tensors until the function returns.
         if (
             isinstance(variables, dict)
-            and frame.f_code.co_flags & CO_OPTIMIZED
+            and code.co_flags & CO_OPTIMIZED
             and _references([variables], 0) == _KEPT_BY_FRAME
         ):
             variables.clear()
 
-    def find(self) -> list[bool]:
-        """Tell for each entry whether somebody else holds it; none for None."""
-        return [self._is_held(index) for index in range(len(self._items))]
+    def find(self) -> list[int]:
+        """List the entries, by index, that somebody else holds."""
+        return [i for i in range(len(self._items)) if self._is_held(i)]
 
     def _is_held(self, index: int) -> bool:
         tensor = self._items[index]
-        if tensor is None or isinstance(tensor, torch.nn.Parameter):
-            return tensor is not None
-        explained = self._explained[id(tensor)]
+        if tensor is None:
+            return False
+        if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
+            return True
+        key = id(tensor)
         # As long as C++ holds the tensor, it holds its Python object once.
-        explained += tensor._use_count() > 1
-        own_cells = self._cells[id(tensor)]
+        explained = self._explained[key] + int(tensor._use_count() > 1)
         del tensor
         other = _references(self._items, index) - explained
-        if other > 0 and own_cells:
-            other -= min(own_cells, _unshared_cells(self._items[index]))
-        return bool(other > 0)
+        if other > 0 and key in self._in_cells:
+            unshared = _unshared_cells(self._items[index])
+            other -= min(self._in_cells[key], unshared)
+        return other > 0
 
     def describe(self, held: Iterable[int]) -> dict[int, str]:
         """Put into words who holds the entries with the indices ``held``."""

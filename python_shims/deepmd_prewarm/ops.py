@@ -9,7 +9,7 @@ tracing they are the bare operators.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -38,6 +38,18 @@ __all__ = [
 Loss: TypeAlias = torch.Tensor | float | int | Mapping[str, Any] | None
 
 _library.load()
+
+
+def _no_bridge(*_args: object) -> None:
+    """Stand in for the bridge in an installation without it."""
+
+
+try:
+    _scalarize_plain: Callable[..., dict[str, float] | None] = (
+        _library.bridge().scalarize_losses
+    )
+except ImportError:
+    _scalarize_plain = _no_bridge
 
 
 def __getattr__(name: str) -> Any:
@@ -97,12 +109,11 @@ def release_trace_inputs(
     """
     if _is_traced():
         return int(torch.ops.deepmd.release_trace_inputs(inputs))
-    items = _checked("release_trace_inputs", inputs)
+    items, _ = _real_tensors("release_trace_inputs", inputs)
     if look_for_holders:
         holders = Holders(items, inputs, frame or sys._getframe(1))
-        for index, is_held in enumerate(holders.find()):
-            if is_held:
-                items[index] = None
+        for index in holders.find():
+            items[index] = None
     return int(torch.ops.deepmd.release_trace_inputs.default(items))
 
 
@@ -138,14 +149,18 @@ def explain_release(
     Changes nothing. Where Python objects hold an entry, one pass over the
     objects of the process finds a word for them.
     """
-    items = _checked("explain_release", inputs)
-    words: dict[int, str] = {}
+    items, words = _real_tensors("explain_release", inputs)
     if look_for_holders:
         holders = Holders(items, inputs, frame or sys._getframe(1))
-        held = [index for index, is_held in enumerate(holders.find()) if is_held]
-        words = holders.describe(held) if held else {}
-        for index in held:
-            items[index] = None
+        held = holders.find()
+        if held:
+            # What is kept anyway has a better reason than a name in Python.
+            reasons = torch.ops.deepmd.explain_release(items)
+            free = [index for index in held if reasons[index] == "release"]
+            words.update(holders.describe(free))
+            words.update({i: reasons[i] for i in held if i not in free})
+            for index in held:
+                items[index] = None
     reasons = torch.ops.deepmd.explain_release(items)
     return [words.get(index, reason) for index, reason in enumerate(reasons)]
 
@@ -247,12 +262,10 @@ def scalarize_losses(
     -----
     One device-to-host copy per device, which waits for it. Holds no graph.
     """
-    if type(losses) is dict and all(
-        type(value) is torch.Tensor and type(key) is str
-        for key, value in losses.items()
-    ):
-        scalars = torch.ops.deepmd.scalarize_losses.default(losses, skip_prefixes)
-        return dict(scalars)
+    if type(losses) is dict and not _is_traced():
+        plain = _scalarize_plain(losses, skip_prefixes)
+        if plain is not None:
+            return plain
     prefixes = ("l2_",) if skip_prefixes is None else tuple(skip_prefixes)
     tensors: dict[str, torch.Tensor] = {}
     nested = _collect(losses, prefixes, tensors, "")
@@ -320,24 +333,37 @@ def _is_traced() -> bool:
     return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
 
 
-def _checked(
+def _real_tensors(
     operator: str, inputs: Iterable[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    if isinstance(inputs, (torch.Tensor, str, Mapping)):
+) -> tuple[list[torch.Tensor | None], dict[int, str]]:
+    """Check the entries; leave out subclasses that would dispatch the call.
+
+    Returns the entries and, for those left out, their index and what they are.
+    """
+    is_list = type(inputs) is list or type(inputs) is tuple
+    if not is_list and isinstance(inputs, (torch.Tensor, str, Mapping)):
         raise TypeError(
             f"{operator}: expected a list of tensors or None, got "
             f"{type(inputs).__name__}. Put the tensors into a list."
         )
     items = list(inputs)
-    for index, item in enumerate(items):
-        if item is None:
+    words: dict[int, str] = {}
+    for index in range(len(items)):
+        kind = type(items[index])
+        if kind is torch.Tensor or kind is type(None):
             continue
-        if not isinstance(item, torch.Tensor):
+        if not issubclass(kind, torch.Tensor):
             raise TypeError(
                 f"{operator}: expected a tensor or None at index {index}, got "
-                f"{type(item).__name__}. Leave it out."
+                f"{kind.__name__}. Leave it out."
             )
-    return items
+        if torch._C._dispatch_keys(items[index]).has(torch._C.DispatchKey.Python):
+            words[index] = (
+                f"{kind.__name__}: a tensor subclass with a dispatch of its own; "
+                "release the tensors that it wraps"
+            )
+            items[index] = None
+    return items, words
 
 
 def _device(operator: str, device: str | torch.device) -> torch.device:
