@@ -46,33 +46,40 @@ c10::DeviceIndex index_of(c10::Device device,
                                      : static_cast<c10::DeviceIndex>(-1);
 }
 
+template <typename Function>
+Function* cuda_runtime_function(const char* name) {
+  for (const char* runtime :
+       {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}) {
+    if (void* library = dlopen(runtime, RTLD_NOLOAD | RTLD_NOW)) {
+      if (void* symbol = dlsym(library, name)) {
+        return reinterpret_cast<Function*>(symbol);
+      }
+    }
+  }
+  return nullptr;
+}
+
 // Freeing memory breaks a CUDA graph capture. c10 has no question for that, so
 // the CUDA runtime that torch has loaded is asked; the stream's handle comes
 // from c10. No runtime loaded: nothing can be capturing.
 bool is_capturing(c10::Device device,
                   const c10::impl::VirtualGuardImpl& guard) {
-  if (device.type() != c10::DeviceType::CUDA) {
+  static auto* const ask =
+      cuda_runtime_function<int(void*, int*)>("cudaStreamIsCapturing");
+  static auto* const clear_error =
+      cuda_runtime_function<int()>("cudaGetLastError");
+  if (ask == nullptr || clear_error == nullptr ||
+      device.type() != c10::DeviceType::CUDA) {
     return false;
   }
-  using StreamIsCapturing = int (*)(void* stream, int* status);
-  static const auto ask = []() -> StreamIsCapturing {
-    for (const char* name :
-         {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}) {
-      if (void* runtime = dlopen(name, RTLD_NOLOAD | RTLD_NOW)) {
-        if (void* symbol = dlsym(runtime, "cudaStreamIsCapturing")) {
-          return reinterpret_cast<StreamIsCapturing>(symbol);
-        }
-      }
-    }
-    return nullptr;
-  }();
-  if (ask == nullptr) {
-    return false;
+  int status = 0;  // cudaStreamCaptureStatusNone
+  const int error = ask(guard.getStream(device).native_handle(), &status);
+  if (error != 0) {
+    clear_error();
   }
-  constexpr int kNotCapturing = 0;
-  int status = kNotCapturing;
-  const auto error = ask(guard.getStream(device).native_handle(), &status);
-  return error != 0 || status != kNotCapturing;
+  // 900..908: the cudaErrorStreamCapture... family, e.g. for the legacy stream
+  // while another stream captures.
+  return status != 0 || (error >= 900 && error <= 908);
 }
 
 }  // namespace

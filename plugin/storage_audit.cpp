@@ -304,10 +304,13 @@ Verdict StorageAudit::verdict(size_t element) const {
   }
   const auto& storage = storages_[node.storage];
   // The memory's own reason is the lasting one; then the tensor's; then what
-  // another tensor of the same storage met.
+  // another tensor of the same storage met. A view outside the list holds its
+  // base as well: "shared" says more than "held".
   switch (storage.verdict) {
-    case Verdict::kCompanion:
     case Verdict::kStorageShared:
+      return node.verdict == Verdict::kAccumulator ? node.verdict
+                                                   : storage.verdict;
+    case Verdict::kCompanion:
     case Verdict::kStorageObject:
       return node.verdict == Verdict::kRelease ? storage.verdict : node.verdict;
     default:

@@ -1,2 +1,185 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
+// The CUDA device of these tests is a fake allocator and a fake guard: they
+// count what is asked of them, and there is no driver.
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <deepmd_prewarm/ops/safe_empty_cache.h>
+#include <deepmd_prewarm/plugin/device_memory.h>
 #include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+namespace deepmd_prewarm {
+namespace {
+
+constexpr auto kCUDA = c10::DeviceType::CUDA;
+
+c10::Device cuda(int index) {
+  return {kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+struct Figures {
+  int64_t reserved = 0;
+  int64_t allocated = 0;
+  int64_t split = 0;
+};
+
+struct FakeAllocator final : c10::DeviceAllocator {
+  bool in_use = false;
+  std::map<int, Figures> devices;
+  int emptied = 0;
+  std::vector<int> current_when_emptied;
+
+  c10::DataPtr allocate(size_t) override { return {}; }
+  void copy_data(void*, const void*, size_t) const override {}
+  bool initialized() override { return in_use; }
+  void emptyCache(c10::MempoolId_t) override;
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(
+      c10::DeviceIndex device) override {
+    constexpr size_t kAll = 0;
+    const auto figures = devices[device];
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.reserved_bytes[kAll].current = figures.reserved;
+    stats.allocated_bytes[kAll].current = figures.allocated;
+    stats.active_bytes[kAll].current = figures.allocated;
+    stats.inactive_split_bytes[kAll].current = figures.split;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+};
+
+struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
+  mutable int current = 0;
+  mutable std::vector<int> made_current;
+  int count = 2;
+
+  c10::DeviceType type() const override { return kCUDA; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const auto before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override { return cuda(current); }
+  void setDevice(c10::Device device) const override {
+    current = device.index();
+    made_current.push_back(current);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    current = device.index();
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return stream;
+  }
+  void* getStreamNativeHandle(c10::Stream) const override { return nullptr; }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(count);
+  }
+};
+
+FakeAllocator& allocator() {
+  static auto* fake = new FakeAllocator;
+  return *fake;
+}
+
+FakeGuard& guard() {
+  static auto* fake = new FakeGuard;
+  return *fake;
+}
+
+void FakeAllocator::emptyCache(c10::MempoolId_t) {
+  ++emptied;
+  current_when_emptied.push_back(guard().current);
+}
+
+class SafeEmptyCache : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    c10::SetAllocator(kCUDA, &allocator(), 255);
+    c10::impl::device_guard_impl_registry[static_cast<size_t>(kCUDA)] =
+        &guard();
+  }
+  void SetUp() override {
+    allocator().in_use = true;
+    allocator().devices = {{0, {1000, 300, 100}}};
+    allocator().emptied = 0;
+    allocator().current_when_emptied.clear();
+    guard().current = 0;
+    guard().made_current.clear();
+  }
+};
+
+TEST_F(SafeEmptyCache, EmptiesTheCudaDeviceThatIsNamed) {
+  safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().emptied, 1);
+}
+
+TEST_F(SafeEmptyCache, TakesTheCurrentDeviceIfNoneIsNamed) {
+  guard().current = 1;
+  allocator().devices = {{1, {1000, 300, 0}}};
+  safe_empty_cache(kCUDA);
+  EXPECT_EQ(allocator().current_when_emptied, std::vector<int>{1});
+}
+
+TEST_F(SafeEmptyCache, DoesNothingForEveryOtherType) {
+  for (const auto type :
+       {c10::DeviceType::CPU, c10::DeviceType::Meta, c10::DeviceType::XPU,
+        c10::DeviceType::MPS, c10::DeviceType::PrivateUse1}) {
+    safe_empty_cache(type);
+  }
+  EXPECT_EQ(allocator().emptied, 0);
+}
+
+TEST_F(SafeEmptyCache, DoesNothingBeforeCudaIsInUse) {
+  allocator().in_use = false;
+  safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().emptied, 0);
+  EXPECT_TRUE(guard().made_current.empty());
+}
+
+TEST_F(SafeEmptyCache, MakesNoContextOnADeviceThatHoldsNothing) {
+  safe_empty_cache(cuda(1));
+  EXPECT_EQ(allocator().emptied, 0);
+  EXPECT_TRUE(guard().made_current.empty());
+}
+
+TEST_F(SafeEmptyCache, DoesNothingForAnIndexThatIsNotThere) {
+  allocator().devices[7] = {1000, 0, 0};
+  safe_empty_cache(cuda(7));
+  EXPECT_EQ(allocator().emptied, 0);
+}
+
+TEST_F(SafeEmptyCache, FreesOnTheDeviceAndComesBackToTheCurrentOne) {
+  allocator().devices = {{1, {1000, 300, 0}}};
+  safe_empty_cache(cuda(1));
+  EXPECT_EQ(allocator().current_when_emptied, std::vector<int>{1});
+  EXPECT_EQ(guard().current, 0);
+}
+
+TEST_F(SafeEmptyCache, LeavesAnotherDevicesFreeBlocksAlone) {
+  allocator().devices[1] = {500, 100, 0};
+  safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().emptied, 0);
+  allocator().devices[1] = {500, 400, 100};  // nothing that could be freed
+  safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().emptied, 1);
+}
+
+TEST_F(SafeEmptyCache, ReportsTheAllocatorsFigures) {
+  EXPECT_EQ(cache_bytes(cuda(0)), std::make_tuple(1000, 300));
+  EXPECT_EQ(cache_figures(cuda(0)).idle, 600);
+  EXPECT_EQ(cache_bytes(cuda(7)), std::make_tuple(0, 0));
+  EXPECT_EQ(cache_bytes(c10::DeviceType::CPU), std::make_tuple(0, 0));
+  EXPECT_EQ(cache_bytes(c10::DeviceType::Meta), std::make_tuple(0, 0));
+  allocator().in_use = false;
+  EXPECT_EQ(cache_bytes(cuda(0)), std::make_tuple(0, 0));
+  EXPECT_TRUE(guard().made_current.empty());
+}
+
+}  // namespace
+}  // namespace deepmd_prewarm
