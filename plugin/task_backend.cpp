@@ -84,6 +84,14 @@ class ScriptBackend final : public TaskBackend {
     };
   }
 
+  std::optional<std::pair<torch::jit::Module, std::string>> portable()
+      override {
+    if (!is_alive()) {
+      return std::nullopt;
+    }
+    return std::make_pair(module(), method_);
+  }
+
   void close() noexcept override {
     const std::lock_guard<std::mutex> lock(mutex_);
     owned_.reset();
@@ -181,6 +189,11 @@ std::vector<at::Tensor> TaskBackend::state() { return {}; }
 std::function<void()> TaskBackend::remember() { return nullptr; }
 
 std::string TaskBackend::eager_reason() { return ""; }
+
+std::optional<std::pair<torch::jit::Module, std::string>>
+TaskBackend::portable() {
+  return std::nullopt;
+}
 
 // what() of a foreign exception cannot be changed, so the standard ones become
 // the c10 error of the same Python class; any other type goes on as it is.

@@ -10,7 +10,9 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace deepmd_prewarm {
@@ -46,6 +48,10 @@ class DEEPMD_PREWARM_API TaskBackend {
   /// Why the last run did not use compiled code; empty when it did, or when
   /// that cannot be told.
   virtual std::string eager_reason();
+
+  /// The TorchScript module and method that a handle is pickled with; nothing
+  /// for a callable that cannot leave its process.
+  virtual std::optional<std::pair<torch::jit::Module, std::string>> portable();
 
   /// Rethrows `error` of `task` with its type kept and the task named.
   [[noreturn]] virtual void rethrow(const std::string& task,

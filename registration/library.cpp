@@ -38,8 +38,8 @@ void deepmd_prewarm::define_library(torch::Library& m) {
           [](const c10::intrusive_ptr<CompiledTask>& task) {
             return deepmd_prewarm::task_to_token(task);
           },
-          [](deepmd_prewarm::TaskToken token) {
-            return deepmd_prewarm::task_from_token(std::move(token));
+          [](const deepmd_prewarm::TaskToken& token) {
+            return deepmd_prewarm::task_from_token(token);
           });
 
   const auto def = [&m](const char* schema) {

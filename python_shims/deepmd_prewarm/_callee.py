@@ -65,22 +65,17 @@ class Callee:
                 f"alive, but {dead} was deleted. Handles hold modules weakly: keep "
                 "the module until training starts."
             ) from None
-        try:
-            result, self.eager_reason = _eager_fallback.call(
-                lambda: fn(*args, **kwargs), lambda: compiled_in(fn)
+        result, self.eager_reason = _eager_fallback.call(
+            functools.partial(fn, *args, **kwargs), lambda: compiled_in(fn)
+        )
+        tensors = list(tensors_in(result))
+        if not tensors:
+            raise TypeError(
+                f"warmup_compiled: expected the callable of task '{self._name}' "
+                "to return a tensor or a structure with tensors, got "
+                f"{type(result).__name__}. Return the loss or the model's outputs."
             )
-            tensors = list(tensors_in(result))
-            if not tensors:
-                raise TypeError(
-                    f"warmup_compiled: expected the callable of task '{self._name}' "
-                    "to return a tensor or a structure with tensors, got "
-                    f"{type(result).__name__}. Return the loss or the model's outputs."
-                )
-            return tensors
-        finally:
-            # An exception keeps this frame, and so what is named here.
-            del fn, args, kwargs, inputs, structure
-            self = result = tensors = None  # type: ignore[assignment]
+        return tensors
 
     def modules(self) -> list[torch.nn.Module]:
         """Every module that can be found from the callable, roots only."""

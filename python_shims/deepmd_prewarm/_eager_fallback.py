@@ -75,7 +75,7 @@ def _explain(dynamo: Any, error: BaseException) -> str:
         limit = dynamo.config.recompile_limit
         return (
             f"its code was compiled recompile_limit ({limit}) times already, for other "
-            "tasks or shapes. Raise torch._dynamo.config.recompile_limit to tasks times "
-            "shape classes"
+            "tasks or shapes. Raise torch._dynamo.config.recompile_limit to the number "
+            "of tasks times shape classes"
         )
     return f"its compiler failed and suppress_errors hides it: {error}"

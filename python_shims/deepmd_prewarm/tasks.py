@@ -35,9 +35,10 @@ __all__ = ["CompiledTask", "keep_alive", "trace_inputs", "warmup_compiled"]
 class CompiledTask(_Handle):
     """A handle on one compiled callable, as operators and TorchScript name it.
 
-    Make one with `from_callable`, `from_script` or `from_package`. Modules are held weakly:
-    whoever trains keeps them. Handles cannot be copied or pickled, as compiled
-    code belongs to its process.
+    Make one with `from_callable`, `from_script` or `from_package`. Modules are
+    held weakly: whoever trains keeps them. Python can neither copy nor pickle a
+    handle, as compiled code belongs to its process; inside a TorchScript module
+    one made by `from_script` is saved and loaded with its module.
 
     Methods of the library's class: ``name()``, ``backend()``, ``is_warm()``,
     ``stats()`` (runs, failures, eager_runs, forward_s and backward_s in
