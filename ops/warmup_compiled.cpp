@@ -7,6 +7,7 @@
 #include <cxxabi.h>
 #include <deepmd_prewarm/ops/warmup_compiled.h>
 #include <deepmd_prewarm/plugin/discarded_backward.h>
+#include <deepmd_prewarm/plugin/interrupt_check.h>
 #include <deepmd_prewarm/plugin/python_gate.h>
 #include <deepmd_prewarm/plugin/side_effect_guard.h>
 
@@ -26,22 +27,17 @@ using Tensors = std::vector<at::Tensor>;
 // Random streams and buffers belong to the process: two overlapping warm-ups
 // would put back each other's half-way state. Recursive, because a callable or
 // an autograd hook may itself warm another task.
-std::recursive_mutex& one_at_a_time() {
-  static auto* mutex = new std::recursive_mutex;
-  return *mutex;
+std::unique_lock<std::recursive_timed_mutex> wait_for_turn() {
+  static auto* mutex = new std::recursive_timed_mutex;
+  std::unique_lock<std::recursive_timed_mutex> turn(*mutex, std::defer_lock);
+  while (!turn.try_lock_for(std::chrono::milliseconds(100))) {
+    check_interrupt();
+  }
+  return turn;
 }
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-Tensors as_vector(const c10::List<std::optional<at::Tensor>>& inputs) {
-  Tensors tensors;
-  tensors.reserve(inputs.size());
-  for (const std::optional<at::Tensor> input : inputs) {
-    tensors.push_back(input.value_or(at::Tensor()));
-  }
-  return tensors;
 }
 
 void add_devices(const Tensors& tensors,
@@ -51,6 +47,13 @@ void add_devices(const Tensors& tensors,
         at::accelerator::isAccelerator(tensor.device().type())) {
       devices.insert(tensor.device());
     }
+  }
+}
+
+void synchronize(const std::unordered_set<c10::Device>& devices) {
+  for (const auto& device : devices) {
+    c10::impl::VirtualGuardImpl(device.type())
+        .synchronizeDevice(device.index());
   }
 }
 
@@ -83,19 +86,16 @@ WarmRun run_once(TaskBackend& backend,
   return run;
 }
 
-}  // namespace
-
-void warmup_compiled(const c10::intrusive_ptr<CompiledTask>& task,
-                     const c10::List<std::optional<at::Tensor>>& inputs,
-                     bool backward) {
+void warm_up(const c10::intrusive_ptr<CompiledTask>& task,
+             const Tensors& samples,
+             bool backward) {
   TORCH_CHECK_VALUE(task,
                     "warmup_compiled: expected a CompiledTask, got none. Make "
                     "one with CompiledTask.from_callable or from_script.");
   const OutsidePython no_interpreter_lock;
   const auto backend = task->open_backend();
-  const std::lock_guard<std::recursive_mutex> lock(one_at_a_time());
+  const auto turn = wait_for_turn();
 
-  const Tensors samples = as_vector(inputs);
   const Tensors state = backend->state();
   std::unordered_set<c10::Device> devices;
   add_devices(samples, devices);
@@ -112,7 +112,13 @@ void warmup_compiled(const c10::intrusive_ptr<CompiledTask>& task,
     } catch (const abi::__forced_unwind&) {
       throw;  // this thread is being ended; swallowing that aborts the process
     } catch (...) {
-      error = std::current_exception();
+      error = backend->explain(task->name(), std::current_exception());
+    }
+    // Before values are put back, so that no other stream writes them after.
+    try {
+      synchronize(devices);
+    } catch (const c10::Error&) {
+      error = error ? error : std::current_exception();
     }
     if (put_back_rest) {
       put_back_rest();
@@ -121,19 +127,32 @@ void warmup_compiled(const c10::intrusive_ptr<CompiledTask>& task,
   }
   // Autocast keeps casts of the weights, and these the graph of this run.
   at::autocast::clear_cache();
-  for (const auto& device : devices) {
-    c10::impl::VirtualGuardImpl(device.type())
-        .synchronizeDevice(device.index());
-  }
   if (error) {
     task->record_failure();
-    backend->rethrow(task->name(), std::move(error));
-  }
-  if (!run.eager_reason.empty()) {
-    TORCH_WARN("warmup_compiled: task '", task->name(),
-               "' ran eagerly, not compiled: ", run.eager_reason);
+    std::rethrow_exception(error);
   }
   task->record(run);
+  if (!run.eager_reason.empty()) {
+    backend->warn_eager(task->name(), run.eager_reason);
+  }
+}
+
+}  // namespace
+
+void warmup_compiled(const c10::intrusive_ptr<CompiledTask>& task,
+                     const c10::List<std::optional<at::Tensor>>& inputs,
+                     bool backward) {
+  Tensors samples;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    samples.push_back(inputs.get(i).value_or(at::Tensor()));
+  }
+  warm_up(task, samples, backward);
+}
+
+void warmup_compiled_list(const c10::intrusive_ptr<CompiledTask>& task,
+                          const c10::List<at::Tensor>& inputs,
+                          bool backward) {
+  warm_up(task, inputs.vec(), backward);
 }
 
 }  // namespace deepmd_prewarm

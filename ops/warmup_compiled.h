@@ -30,4 +30,11 @@ DEEPMD_PREWARM_API void warmup_compiled(
     const c10::List<std::optional<at::Tensor>>& inputs,
     bool backward = true);
 
+/// The overload `.list`: the same for a list without None, which is what a
+/// TorchScript literal `[x, y]` is.
+DEEPMD_PREWARM_API void warmup_compiled_list(
+    const c10::intrusive_ptr<CompiledTask>& task,
+    const c10::List<at::Tensor>& inputs,
+    bool backward = true);
+
 }  // namespace deepmd_prewarm

@@ -38,13 +38,13 @@ c10::intrusive_ptr<CompiledTask> CompiledTask::from_function(
 std::string CompiledTask::name() const { return name_; }
 
 std::string CompiledTask::backend() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return backend_ ? backend_->kind() : "closed";
+  const auto backend = backend_if_open();
+  return backend ? backend->kind() : "closed";
 }
 
 bool CompiledTask::is_warm() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return backend_ && warm_;
+  return warm_ && backend_ && backend_->is_open();
 }
 
 c10::Dict<std::string, double> CompiledTask::stats() const {
@@ -80,7 +80,7 @@ std::shared_ptr<TaskBackend> CompiledTask::open_backend() const {
 
 std::shared_ptr<TaskBackend> CompiledTask::backend_if_open() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return backend_;
+  return backend_ && backend_->is_open() ? backend_ : nullptr;
 }
 
 void CompiledTask::record(const WarmRun& run) {

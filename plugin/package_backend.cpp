@@ -65,6 +65,11 @@ class PackageBackend final : public TaskBackend {
     return loader->run(inputs);
   }
 
+  bool is_open() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return loader_ != nullptr;
+  }
+
   void close() noexcept override {
     std::shared_ptr<AOTIModelPackageLoader> dropped;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -77,7 +82,7 @@ class PackageBackend final : public TaskBackend {
     return loader_;
   }
 
-  std::mutex mutex_;  // guards loader_
+  mutable std::mutex mutex_;  // guards loader_
   std::shared_ptr<AOTIModelPackageLoader> loader_;
 };
 

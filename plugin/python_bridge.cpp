@@ -114,8 +114,8 @@ class PythonBackend final : public TaskBackend {
     auto& python = interpreter();
     const std::lock_guard<std::mutex> lock(python.mutex);
     TORCH_CHECK(!python.gone,
-                "CompiledTask: the interpreter is ending; expected no new "
-                "handle now");
+                "CompiledTask: expected no new handle while the "
+                "interpreter ends. Make handles earlier.");
     python.backends.insert(this);
   }
   ~PythonBackend() override {
@@ -162,20 +162,27 @@ class PythonBackend final : public TaskBackend {
     });
   }
 
-  [[noreturn]] void rethrow(const std::string& task,
-                            std::exception_ptr error) override {
+  void warn_eager(const std::string& task, const std::string& reason) override {
+    ask([&](const py::object& callee) {
+      callee.attr("warn_eager")(task, reason);
+    });
+  }
+
+  std::exception_ptr explain(const std::string& task,
+                             std::exception_ptr error) override {
     try {
       std::rethrow_exception(error);
-    } catch (const py::error_already_set& raised) {
-      explain(task, raised.value().ptr());
-      throw;
-    } catch (const python_error& raised) {
-      explain(task, raised.value);
-      throw;
+    } catch (py::error_already_set& raised) {
+      explain(task, raised);
+    } catch (python_error& raised) {
+      return explain_engine(task, raised, error);
     } catch (...) {
+      return TaskBackend::explain(task, error);
     }
-    TaskBackend::rethrow(task, std::move(error));
+    return error;
   }
+
+  bool is_open() const override { return callee() != nullptr; }
 
   void close() noexcept override {
     std::shared_ptr<Owned> dropped;
@@ -183,7 +190,7 @@ class PythonBackend final : public TaskBackend {
     dropped.swap(callee_);
   }
 
-  std::shared_ptr<Owned> callee() {
+  std::shared_ptr<Owned> callee() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return callee_;
   }
@@ -195,17 +202,38 @@ class PythonBackend final : public TaskBackend {
   }
 
  private:
-  static void explain(const std::string& task, PyObject* exception) {
+  static void explain(const std::string& task, py::error_already_set& raised) {
     Visit visit;
-    if (!visit) {
-      return;
+    if (visit) {
+      visit.enter();
+      py::module_::import("deepmd_prewarm._callee")
+          .attr("explain")(task, raised.value());
     }
-    visit.enter();
-    py::module_::import("deepmd_prewarm._callee")
-        .attr("explain")(task, py::reinterpret_borrow<py::object>(exception));
   }
 
-  std::mutex mutex_;  // guards callee_
+  // The autograd engine throws a python_error whose exception is already back
+  // in the thread's error indicator; no Python code may run before it is taken
+  // from there.
+  static std::exception_ptr explain_engine(const std::string& task,
+                                           python_error& raised,
+                                           const std::exception_ptr& error) {
+    Visit visit;
+    if (!visit) {
+      return error;
+    }
+    visit.enter();
+    if (raised.value) {
+      raised.restore();
+    }
+    if (!PyErr_Occurred()) {
+      return error;
+    }
+    py::error_already_set taken;
+    explain(task, taken);
+    return std::make_exception_ptr(std::move(taken));
+  }
+
+  mutable std::mutex mutex_;  // guards callee_
   std::shared_ptr<Owned> callee_;
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 #include <deepmd_prewarm/plugin/task_backend.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <typeinfo>
 #include <utility>
 
 namespace deepmd_prewarm {
@@ -92,8 +94,14 @@ class ScriptBackend final : public TaskBackend {
     return std::make_pair(module(), method_);
   }
 
+  bool is_open() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return open_;
+  }
+
   void close() noexcept override {
     const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = false;
     owned_.reset();
     weak_.reset();
   }
@@ -122,7 +130,8 @@ class ScriptBackend final : public TaskBackend {
     return torch::jit::Module(std::move(object));
   }
 
-  std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards the three below
+  bool open_ = true;
   c10::weak_intrusive_ptr<c10::ivalue::Object> weak_;
   torch::jit::ObjectPtr owned_;
   const std::string method_;
@@ -161,6 +170,11 @@ class FunctionBackend final : public TaskBackend {
     return tensors;
   }
 
+  bool is_open() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return function_ != nullptr;
+  }
+
   void close() noexcept override {
     std::shared_ptr<TaskFunction> dropped;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -173,7 +187,7 @@ class FunctionBackend final : public TaskBackend {
     return function_;
   }
 
-  std::mutex mutex_;  // guards function_
+  mutable std::mutex mutex_;  // guards function_
   std::shared_ptr<TaskFunction> function_;
   std::vector<
       c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>
@@ -190,6 +204,12 @@ std::function<void()> TaskBackend::remember() { return nullptr; }
 
 std::string TaskBackend::eager_reason() { return ""; }
 
+void TaskBackend::warn_eager(const std::string& task,
+                             const std::string& reason) {
+  TORCH_WARN("warmup_compiled: task '", task,
+             "' ran eagerly, not compiled: ", reason);
+}
+
 std::optional<std::pair<torch::jit::Module, std::string>>
 TaskBackend::portable() {
   return std::nullopt;
@@ -197,26 +217,32 @@ TaskBackend::portable() {
 
 // what() of a foreign exception cannot be changed, so the standard ones become
 // the c10 error of the same Python class; any other type goes on as it is.
-void TaskBackend::rethrow(const std::string& task, std::exception_ptr error) {
-  const auto with_task = [&task](const char* what) {
-    return std::string(what) + " (while warming task '" + task + "')";
+std::exception_ptr TaskBackend::explain(const std::string& task,
+                                        std::exception_ptr error) {
+  const std::string note = "while warming task '" + task + "'";
+  const auto with_note = [&note](const std::exception& known) {
+    return std::string(known.what()) + " (" + note + ")";
   };
   const c10::SourceLocation here{__func__, __FILE__, __LINE__};
   try {
-    std::rethrow_exception(std::move(error));
+    std::rethrow_exception(error);
   } catch (c10::Error& known) {
-    known.add_context("while warming task '" + task + "'");
-    throw;
+    known.add_context(note);
+  } catch (const torch::jit::JITException& raised) {
+    return std::make_exception_ptr(
+        torch::jit::JITException(with_note(raised), raised.getPythonClassName(),
+                                 raised.getOriginalMsg()));
   } catch (const std::out_of_range& index) {
-    throw c10::IndexError(here, with_task(index.what()));
+    return std::make_exception_ptr(c10::IndexError(here, with_note(index)));
   } catch (const std::logic_error& value) {
-    throw c10::ValueError(here, with_task(value.what()));
+    return std::make_exception_ptr(c10::ValueError(here, with_note(value)));
   } catch (const std::runtime_error& plain) {
-    if (typeid(plain) != typeid(std::runtime_error)) {
-      throw;
+    if (typeid(plain) == typeid(std::runtime_error)) {
+      return std::make_exception_ptr(c10::Error(here, with_note(plain)));
     }
-    throw c10::Error(here, with_task(plain.what()));
+  } catch (const std::exception&) {
   }
+  return error;
 }
 
 std::shared_ptr<TaskBackend> script_backend(const torch::jit::Module& module,

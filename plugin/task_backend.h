@@ -49,13 +49,21 @@ class DEEPMD_PREWARM_API TaskBackend {
   /// that cannot be told.
   virtual std::string eager_reason();
 
+  /// Tells the user that a run of `task` was not compiled, and why.
+  virtual void warn_eager(const std::string& task, const std::string& reason);
+
   /// The TorchScript module and method that a handle is pickled with; nothing
   /// for a callable that cannot leave its process.
   virtual std::optional<std::pair<torch::jit::Module, std::string>> portable();
 
-  /// Rethrows `error` of `task` with its type kept and the task named.
-  [[noreturn]] virtual void rethrow(const std::string& task,
-                                    std::exception_ptr error);
+  /// `error` with its type kept, `task` named, and the outputs of the run that
+  /// it holds let go. Called at once where the run ended.
+  virtual std::exception_ptr explain(const std::string& task,
+                                     std::exception_ptr error);
+
+  /// False once the callable was let go: by close(), or at the end of the
+  /// interpreter that it needs.
+  virtual bool is_open() const = 0;
 
   /// Lets the callable go. Never blocks, never throws; a run in another thread
   /// keeps what it needs.

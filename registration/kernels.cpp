@@ -64,6 +64,7 @@ void implement_kernels(torch::Library& m) {
   impl_on_any("release_trace_inputs.list", &release_trace_inputs_list);
   impl_on_any("explain_release", &explain_release);
   impl("warmup_compiled", &warmup_compiled);
+  impl("warmup_compiled.list", &warmup_compiled_list);
   impl("safe_empty_cache", &safe_empty_cache);
   impl("cache_bytes", &cache_bytes);
   impl("sync_ranks", &sync_ranks);

@@ -50,6 +50,8 @@ void deepmd_prewarm::define_library(torch::Library& m) {
   def("explain_release(Tensor?[] inputs) -> str[]");
   def("warmup_compiled(__torch__.torch.classes.deepmd.CompiledTask task, "
       "Tensor?[] inputs, *, bool backward=True) -> ()");
+  def("warmup_compiled.list(__torch__.torch.classes.deepmd.CompiledTask task, "
+      "Tensor[] inputs, *, bool backward=True) -> ()");
   def("safe_empty_cache(Device device) -> ()");
   def("cache_bytes(Device device) -> (int reserved, int allocated)");
   def("sync_ranks(str group_name, str phase, str error=\"\", "

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import random
-import sys
 import threading
 import traceback
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -24,10 +23,15 @@ from torch.utils import _pytree as pytree
 
 from . import _eager_fallback
 from .collective_free import collective_free
+from .random_streams import unchanged_random_streams
 
 # (structure, leaves with None where a tensor goes) of the call that the typed
 # wrapper is making in this thread; see `structured`.
 _call = threading.local()
+
+
+# A longer container is data, not a collection of models.
+_SMALL = 10_000
 
 
 class Callee:
@@ -39,7 +43,7 @@ class Callee:
         The task's name, for messages.
     fn
         What training will call. Modules in it (itself, a bound self, closure
-        cells, `functools.partial` arguments) are held weakly.
+        cells, defaults, `functools.partial` arguments) are held weakly.
     modules
         Further modules whose parameters and buffers a run may change.
     """
@@ -107,6 +111,13 @@ class Callee:
                         tensors[id(tensor)] = tensor
         return list(tensors.values())
 
+    def warn_eager(self, task: str, reason: str) -> None:
+        """Warn that a run was not compiled."""
+        warnings.warn(
+            f"warmup_compiled: task '{task}' ran eagerly, not compiled: {reason}",
+            stacklevel=4,
+        )
+
     def remember(self) -> Callable[[], None]:
         """Remember Python's and NumPy's random streams, buffers and DDP flags."""
         buffers = [
@@ -114,19 +125,18 @@ class Callee:
             for root in self.modules()
             for module in root.modules()
         ]
-        streams = random_streams()
         # Ranks warm at different times: a collective in a DDP forward would
         # wait, and pair with another rank's next one.
-        quiet = contextlib.ExitStack()
-        quiet.enter_context(collective_free(self.modules()))
+        as_before = contextlib.ExitStack()
+        as_before.enter_context(unchanged_random_streams())
+        as_before.enter_context(collective_free(self.modules()))
 
         def put_back() -> None:
             for module, before in buffers:
                 for key, tensor in before.items():
                     if module._buffers.get(key) is not tensor:
                         module._buffers[key] = tensor
-            quiet.close()
-            streams()
+            as_before.close()
 
         return put_back
 
@@ -141,24 +151,10 @@ def unstructured() -> None:
     _call.__dict__.pop("structure", None)
 
 
-def random_streams() -> Callable[[], None]:
-    """Remember Python's and NumPy's global streams; call to put them back."""
-    python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else None
-
-    def put_back() -> None:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(state)
-
-    return put_back
-
-
 def hold(value: Any) -> Callable[[], Any]:
     """Return a function that gives `value` back, holding its modules weakly.
 
-    A function whose closure has a module in a cell is made anew, of the same
+    A function with a module in a cell or a default is made anew, of the same
     code, for each call. What other objects hold stays held by them. The
     returned function raises ReferenceError, naming the class, for a dead one.
     """
@@ -179,8 +175,8 @@ def _hold_weakly(value: Any, above: frozenset[int]) -> Callable[[], Any] | None:
         return owner and (lambda: types.MethodType(function, owner()))
     if isinstance(value, functools.partial):
         return _weak_partial(value, above)
-    if isinstance(value, types.FunctionType) and value.__closure__:
-        return _weak_closure(value, above)
+    if isinstance(value, types.FunctionType):
+        return _weak_function(value, above)
     return None
 
 
@@ -223,21 +219,30 @@ def _weak_partial(
     return get
 
 
-def _weak_closure(
+def _weak_function(
     value: types.FunctionType, above: frozenset[int]
 ) -> Callable[[], Any] | None:
     cells = value.__closure__ or ()
-    held = [
+    defaults = value.__defaults__ or ()
+    keywords = value.__kwdefaults__ or {}
+    in_cells = [
         _hold_weakly(cell.cell_contents, above) if _is_filled(cell) else None
         for cell in cells
     ]
-    if not any(held):
+    in_defaults = [_hold_weakly(one, above) for one in defaults]
+    in_keywords = {key: _hold_weakly(one, above) for key, one in keywords.items()}
+    if not any((*in_cells, *in_defaults, *in_keywords.values())):
         return None
     # Only a cell with a module is replaced: what the function writes to the
     # others (`nonlocal`) must be seen by its owner.
-    places: list[Any] = [h or cell for h, cell in zip(held, cells, strict=True)]
+    places: list[Any] = [h or cell for h, cell in zip(in_cells, cells, strict=True)]
+    get_defaults = [
+        h or _constant(one) for h, one in zip(in_defaults, defaults, strict=True)
+    ]
+    get_keywords = {
+        key: h or _constant(keywords[key]) for key, h in in_keywords.items()
+    }
     code, scope, name = value.__code__, value.__globals__, value.__name__
-    defaults, keywords = value.__defaults__, value.__kwdefaults__
     attributes = dict(value.__dict__)
 
     def get() -> Any:
@@ -245,13 +250,13 @@ def _weak_closure(
             code,
             scope,
             name,
-            defaults,
+            tuple(one() for one in get_defaults),
             tuple(
                 place if isinstance(place, types.CellType) else types.CellType(place())
                 for place in places
             ),
         )
-        function.__kwdefaults__ = keywords
+        function.__kwdefaults__ = {key: one() for key, one in get_keywords.items()}
         function.__dict__.update(attributes)
         return function
 
@@ -269,9 +274,9 @@ def _is_filled(cell: types.CellType) -> bool:
 def modules_in(value: Any) -> Iterator[torch.nn.Module]:
     """Yield the modules that a callable reaches.
 
-    Looks at itself, a bound self and its attributes, closure cells, globals
+    Looks at itself, a bound self and its attributes, cells, defaults, globals
     that the code names, `functools.partial`, wrapped functions, and lists,
-    tuples and dicts of these.
+    tuples, sets and dicts of these.
     """
     seen: set[int] = set()
     open_values: list[tuple[Any, bool]] = [(value, True)]
@@ -290,10 +295,9 @@ def modules_in(value: Any) -> Iterator[torch.nn.Module]:
             ]
         elif isinstance(one, types.FunctionType):
             open_values += [(part, True) for part in _named_by(one)]
-        elif isinstance(one, Mapping):
-            open_values += [(part, False) for part in one.values()]
-        elif isinstance(one, list | tuple | set):
-            open_values += [(part, False) for part in one]
+        elif isinstance(one, dict | list | tuple | set) and len(one) <= _SMALL:
+            parts = one.values() if isinstance(one, dict) else one
+            open_values += [(part, False) for part in parts]
         elif (
             deep
             and isinstance(getattr(one, "__dict__", None), dict)
@@ -319,6 +323,8 @@ def _named_by(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         if _is_filled(cell):
             yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
     yield from function.__dict__.values()
     for name in _names(function.__code__):
         one = function.__globals__.get(name)

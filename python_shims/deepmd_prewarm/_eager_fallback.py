@@ -11,6 +11,7 @@ exceptions and ``_dynamo.eval_frame._stance``.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -57,7 +58,7 @@ def call(
         with dynamo.config.patch(changes):
             return fn(), ""
     except given_up as error:
-        if "fullgraph=True" in str(error):
+        if _is_fullgraph(error):
             raise
         reason = _explain(dynamo, error)
     with torch.compiler.set_stance("force_eager"):
@@ -67,6 +68,18 @@ def call(
 def _is_switched_off(dynamo: Any) -> bool:
     return bool(
         dynamo.config.disable or dynamo.eval_frame._stance.stance == "force_eager"
+    )
+
+
+def _is_fullgraph(error: BaseException) -> bool:
+    """Whether Dynamo gives up hard here even without our option.
+
+    Its message names our option, which it looks at first; only its own frame
+    still knows.
+    """
+    return any(
+        frame.f_code.co_name == "_compile" and frame.f_locals.get("one_graph") is True
+        for frame, _ in traceback.walk_tb(error.__traceback__)
     )
 
 

@@ -92,6 +92,7 @@ _FAKES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _ops.release_trace_inputs.default: _released_bytes,
     _ops.release_trace_inputs.list: _released_bytes,
     _ops.warmup_compiled.default: _warmed,
+    _ops.warmup_compiled.list: _warmed,
     _ops.safe_empty_cache.default: _emptied,
     _ops.sync_ranks.default: _met,
     **{op: _untraceable(op) for op in ASKING},

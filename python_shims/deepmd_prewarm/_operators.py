@@ -13,6 +13,7 @@ RELEASING = (_ops.release_trace_inputs.default, _ops.release_trace_inputs.list)
 ACTING = (
     *RELEASING,
     _ops.warmup_compiled.default,
+    _ops.warmup_compiled.list,
     _ops.safe_empty_cache.default,
     _ops.sync_ranks.default,
 )

@@ -96,6 +96,10 @@ class CompiledTask(_Handle):
     ) -> CompiledTask:
         """Make a handle on a method of a TorchScript module, held weakly.
 
+        Saved as an attribute of a TorchScript trainer it takes its module along
+        and shares it after loading. Pass such attributes to `torch.jit.freeze`
+        in ``preserved_attrs``: torch saves no code for what became a constant.
+
         Raises
         ------
         ValueError
@@ -183,7 +187,8 @@ def warmup_compiled(
     Raises
     ------
     TypeError
-        If the callable returns no tensor.
+        If `task` is no handle, the arguments do not fit its kind, or the
+        callable returns no tensor.
     RuntimeError
         If the handle was closed, or its module deleted.
     Exception
@@ -193,7 +198,16 @@ def warmup_compiled(
     -----
     Blocks while the callable compiles; one warm-up at a time in a process.
     Not collective.
+
+    Backward graphs are compiled for one backward each, with donated buffers. A
+    training that calls ``backward(retain_graph=True)`` through compiled code
+    sets ``torch._functorch.config.donated_buffer = False`` before.
     """
+    if not isinstance(task, torch.ScriptObject):
+        raise TypeError(
+            f"warmup_compiled: expected a CompiledTask, got {type(task).__name__}. "
+            "Make one with CompiledTask.from_callable."
+        )
     if isinstance(inputs, torch.Tensor):
         raise TypeError(
             "warmup_compiled: expected a sequence of arguments or a mapping, got a "
