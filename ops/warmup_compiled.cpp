@@ -7,9 +7,9 @@
 #include <cxxabi.h>
 #include <deepmd_prewarm/ops/warmup_compiled.h>
 #include <deepmd_prewarm/plugin/discarded_backward.h>
-#include <deepmd_prewarm/plugin/interrupt_check.h>
 #include <deepmd_prewarm/plugin/python_gate.h>
 #include <deepmd_prewarm/plugin/side_effect_guard.h>
+#include <deepmd_prewarm/plugin/wait_hooks.h>
 
 #include <chrono>
 #include <exception>
