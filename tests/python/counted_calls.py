@@ -28,6 +28,13 @@ OPERATORS = (
     "safe_empty_cache",
     "sync_ranks",
     "warmup_compiled",
+    "warmup_compiled.list",
+)
+# Registered for this key too: they look at any tensor there is.
+_ON_ANY_TENSOR = (
+    "release_trace_inputs",
+    "release_trace_inputs.list",
+    "explain_release",
 )
 
 
@@ -47,9 +54,11 @@ def counted_calls() -> Iterator[list[str]]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name in OPERATORS:
-            library.impl(
-                name, counting(name), "CompositeExplicitAutograd", allow_override=True
-            )
+            keys = ["CompositeExplicitAutograd"]
+            if name in _ON_ANY_TENSOR:
+                keys.append("BackendSelect")
+            for key in keys:
+                library.impl(name, counting(name), key, allow_override=True)
     try:
         yield calls
     finally:
