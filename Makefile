@@ -70,7 +70,7 @@ test-cpp: build
 	@cd $(BUILD) && $(CURDIR)/$(BIN)/ctest --output-on-failure
 
 test-python: build
-	@$(BIN)/python -m pytest -m "not faults" -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m "not faults and not trainer" -n 2 --dist loadfile
 
 test: build lint test-cpp test-python ## everything (CI runs this)
 	@echo "make test: all passed"

@@ -39,7 +39,13 @@ ENDINGS = {
         "import ctypes; ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))"
     ),
     "an atexit function that runs after ours": (
-        "import atexit, deepmd_prewarm._bridge as b\nprint('closed', task.backend())"
+        "def last():\n"
+        "    print(task.backend())\n"
+        "    try:\n"
+        "        CompiledTask.from_callable('late', net)\n"
+        "    except RuntimeError as error:\n"
+        "        print(str(error).split('. ')[0])\n"
+        "first = last"
     ),
     "a C++ static": (
         f"torch.ops.load_library({str(HOLDER)!r})\n"

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from rank_entry import GROUP_TIMEOUT_S
 from rank_job import Fault, run_fault
+
+# Real time-outs: they need a machine that does nothing else.
+pytestmark = pytest.mark.faults
 
 QUICK = {"DP_PREWARM_BEAT_S": "0.2", "DP_PREWARM_DEAD_S": "1"}
 
