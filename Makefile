@@ -67,13 +67,16 @@ lint: build ## clang-format, clang-tidy on changed files, cmake-format, ruff, my
 	  echo $$changed | xargs -n1 -P2 $(BIN)/clang-tidy -p $(BUILD) --quiet 2>/dev/null; fi
 
 test-cpp: build
-	@cd $(BUILD) && $(CURDIR)/$(BIN)/ctest --output-on-failure
+	@cd $(BUILD) && $(CURDIR)/$(BIN)/ctest -j2 --output-on-failure
 
 test-python: build
 	@$(BIN)/python -m pytest -m "not faults and not trainer" -n 2 --dist loadfile
 
 test: build lint test-cpp test-python ## everything (CI runs this)
 	@echo "make test: all passed"
+
+test-trainer: build ## deepmd-kit's real trainer: bitwise equality, two ranks, the seed case
+	@$(BIN)/python -m pytest -m trainer
 
 test-faults: build ## the long suites: fault matrix, 10,000 random tensor webs
 	@$(BIN)/python -m pytest -m faults
@@ -91,5 +94,6 @@ lock: ## refresh the lock file from .requirements/dev.in
 clean: ## remove builds, keep .venv
 	@rm -rf build $(VENV)/.built
 
-.PHONY: help prerequisites setup build lint test-cpp test-python test test-faults \
+.PHONY: help prerequisites setup build lint test-cpp test-python test \
+  test-trainer test-faults \
   bench demo lock clean
