@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["Plan"]
 
 
+def _constants_of(compiled: Any) -> tuple[int, ...]:
+    """List the fixed sizes among the inputs of a task's compiled lower."""
+    model = compiled.original_model
+    sizes = {2, 3, int(model.get_nsel())}  # edge ends, coordinates, neighbours
+    sizes |= {int(model.get_dim_fparam()), int(model.get_dim_aparam())}
+    for buffer in (compiled._task_buffers or {}).values():
+        sizes |= {int(size) for size in buffer.shape}
+    return tuple(sorted(size for size in sizes if size > 1))
+
+
 class _OneBatch:
     """Stands in for a data system while the trainer converts a batch."""
 
@@ -57,6 +67,7 @@ class Plan:
         self._wrapper: torch.nn.Module = trainer._unwrapped
         self.tasks: list[PrewarmTask] = []
         self._keys: dict[str, str] = {}
+        self._constants: dict[str, tuple[int, ...]] = {}
         self._open: ExitStack | None = None
         structures: dict[Any, int] = {}
         for key in trainer.model_keys:
@@ -64,6 +75,7 @@ class Plan:
             # Read here, so that a trainer we do not know is told before a batch
             # is drawn.
             structure = structures.setdefault(compiled._structure_key, len(structures))
+            self._constants[key] = _constants_of(compiled)
             modes = {True: self._train_classes(key)}
             if compiled._compile_eval:
                 modes[False] = self._eval_classes(key)
@@ -74,7 +86,8 @@ class Plan:
 
     def _train_classes(self, key: str) -> list[tuple[bool, ShapeClass]]:
         data = self._trainer.training_data_by_task[key]
-        return [(True, one) for one in shape_classes(data)]
+        classes = shape_classes(data, constants=self._constants[key])
+        return [(True, one) for one in classes]
 
     def _eval_classes(self, key: str) -> list[tuple[bool, ShapeClass]]:
         """List what a display evaluates, and what full validation does."""
@@ -87,7 +100,11 @@ class Plan:
             full = trainer.full_validator is not None
             classes += [
                 (False, one)
-                for one in shape_classes(validation, also_frames=(1, 2) if full else ())
+                for one in shape_classes(
+                    validation,
+                    also_frames=(1, 2) if full else (),
+                    constants=self._constants[key],
+                )
             ]
         return classes
 

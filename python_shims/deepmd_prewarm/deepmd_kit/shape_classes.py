@@ -56,7 +56,12 @@ class ShapeClass:
         return (self.nframes, self.natoms, self.kind)
 
 
-def shape_classes(data: Any, *, also_frames: tuple[int, ...] = ()) -> list[ShapeClass]:
+def shape_classes(
+    data: Any,
+    *,
+    also_frames: tuple[int, ...] = (),
+    constants: tuple[int, ...] = (2, 3),
+) -> list[ShapeClass]:
     """List the layouts that a data system can deliver.
 
     Parameters
@@ -66,6 +71,10 @@ def shape_classes(data: Any, *, also_frames: tuple[int, ...] = ()) -> list[Shape
     also_frames
         Numbers of frames to cover besides those of a batch, as far as a system
         has them (full validation cuts its own batches).
+    constants
+        Fixed sizes among the inputs of a compiled graph. A number of frames or
+        atoms that equals one is taken for the same size, and the graph is
+        guarded by it: such batches are a class of their own.
 
     Returns
     -------
@@ -80,7 +89,7 @@ def shape_classes(data: Any, *, also_frames: tuple[int, ...] = ()) -> list[Shape
     if hasattr(data, "data_systems") and hasattr(data, "batch_size"):
         found = _of_systems(data, also_frames)
     elif hasattr(data, "_reader") and hasattr(data._reader, "decode_batch"):
-        found = _of_lmdb(data, also_frames)
+        found = _of_lmdb(data, also_frames, frozenset(constants))
     else:
         raise TypeError(
             "shape_classes: expected a DeepmdDataSystem or an LmdbDataSystem, got "
@@ -155,7 +164,9 @@ def _of_mixed_systems(data: Any) -> list[ShapeClass]:
     return found
 
 
-def _of_lmdb(data: Any, also_frames: tuple[int, ...]) -> list[ShapeClass]:
+def _of_lmdb(
+    data: Any, also_frames: tuple[int, ...], constants: frozenset[int]
+) -> list[ShapeClass]:
     reader = data._reader
 
     def drawer(indices: list[int], ragged: bool | None = None) -> Callable[[], Batch]:
@@ -165,7 +176,8 @@ def _of_lmdb(data: Any, also_frames: tuple[int, ...]) -> list[ShapeClass]:
 
     if reader.mixed_nloc:
         found = []
-        for indices in _pending_batches(data._sampler):
+        made = _small_batches(reader, {1, *constants})
+        for indices in [*_pending_batches(data._sampler), *made]:
             nlocs = reader.frame_nlocs[np.asarray(indices)]
             if reader.ragged_batches:
                 natoms, kind = int(nlocs.sum()), "concatenated"
@@ -173,11 +185,16 @@ def _of_lmdb(data: Any, also_frames: tuple[int, ...]) -> list[ShapeClass]:
                 natoms = int(nlocs.max())
                 kind = "padded" if int(nlocs.min()) < natoms else "full"
             found.append(ShapeClass(len(indices), natoms, kind, drawer(indices)))
+
         # Frames differ in every batch: one batch for each pattern of sizes.
-        return _first_of_each(
-            found,
-            lambda one: (min(one.nframes, 2), one.nframes == one.natoms, one.kind),
-        )
+        def pattern(one: ShapeClass) -> tuple[Any, ...]:
+            frames, atoms = (
+                size if size == 1 or size in constants else 0
+                for size in (one.nframes, one.natoms)
+            )
+            return frames, atoms, one.nframes == one.natoms, one.kind
+
+        return _first_of_each(found, pattern)
     from deepmd.dpmodel.utils.lmdb_data import collect_lmdb_sampling_groups
 
     found = []
@@ -185,7 +202,8 @@ def _of_lmdb(data: Any, also_frames: tuple[int, ...]) -> list[ShapeClass]:
         batch = int(reader.get_batch_size_for_nloc(nloc))
         wanted = [batch, len(group) % batch, *also_frames]
         if data._sampler is not None and _has_blocks(data._sampler):
-            wanted.append(1)  # systems weighted by auto_prob leave any remainder
+            # Systems weighted by auto_prob leave any remainder.
+            wanted += [one for one in sorted({1, *constants}) if one < batch]
         for size in dict.fromkeys(min(one, len(group)) for one in wanted if one > 0):
             indices = [int(one) for one in group[:size]]
             found.append(ShapeClass(size, int(nloc), "lmdb", drawer(indices)))
@@ -196,6 +214,18 @@ def _pending_batches(sampler: Any) -> list[list[int]]:
     """List the batches of the pass that training starts with; draws nothing."""
     whole = getattr(sampler, "_global_batches", None) or sampler.batches
     return list(whole())
+
+
+def _small_batches(reader: Any, frames: set[int]) -> list[list[int]]:
+    """Make the batches of few frames that a later pass may bring."""
+    smallest = np.argsort(reader.frame_nlocs, kind="stable")
+    nlocs = reader.frame_nlocs[smallest]
+    return [
+        [int(one) for one in smallest[:number]]
+        for number in sorted(frames)
+        if number <= len(smallest)
+        and (number == 1 or int(nlocs[:number].sum()) <= reader.atom_budget)
+    ]
 
 
 def _has_blocks(sampler: Any) -> bool:

@@ -90,6 +90,14 @@ def test_concatenated_lmdb_batches_are_one_class_for_each_pattern(
         assert len(batch["n_node"]) == one.nframes
 
 
+def test_few_frames_that_equal_a_constant_size_are_classes_of_their_own(
+    trainer_data: Data,
+) -> None:
+    # edge_index has 2 rows and edge_vec 3 columns: Dynamo takes equal sizes for one.
+    data = lmdb(trainer_data.lmdb, "mix:12", ragged=True)
+    assert {one.nframes for one in shape_classes(data)} == {1, 2, 3}
+
+
 def test_drawing_leaves_the_sampler_of_lmdb_data_alone(trainer_data: Data) -> None:
     drawn, untouched = (lmdb(trainer_data.lmdb, 4) for _ in range(2))
     for one in shape_classes(drawn):
