@@ -88,7 +88,7 @@ def load() -> Path:
                 path = library_path()
                 _check_stamp(path, read_stamp(path))
                 _open(path)
-            for module in ("_fakes", "_effects", "_released"):
+            for module in ("_fakes", "_fake_task", "_effects", "_released"):
                 importlib.import_module(f"deepmd_prewarm.{module}")
             _loaded = path
         return _loaded
