@@ -12,8 +12,11 @@ namespace deepmd_prewarm {
 /// Gives the caching allocator's free blocks back to the driver if
 /// `device.type() == cuda`, and does nothing else in every other case: other
 /// device types, no driver, CUDA not in use yet, a graph capture under way, an
-/// index that isn't there. Never creates a context, never touches another
-/// device. Blocks until the device is idle. Raises nothing of its own.
+/// index that isn't there. Never creates a context, on no device. torch's
+/// allocator has one call for all devices: free blocks of another device that
+/// this process already uses go back with it, as in torch.cuda.empty_cache();
+/// nothing else of another device changes. Blocks until the devices are idle.
+/// Raises nothing of its own.
 DEEPMD_PREWARM_API void safe_empty_cache(c10::Device device);
 
 /// (reserved, allocated) bytes of the device's caching allocator; (0, 0) where

@@ -46,8 +46,13 @@ c10::DeviceIndex index_of(c10::Device device,
                                      : static_cast<c10::DeviceIndex>(-1);
 }
 
+// From the process if it is visible there, else from the runtime that torch has
+// loaded, if any.
 template <typename Function>
 Function* cuda_runtime_function(const char* name) {
+  if (void* symbol = dlsym(RTLD_DEFAULT, name)) {
+    return reinterpret_cast<Function*>(symbol);
+  }
   for (const char* runtime :
        {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}) {
     if (void* library = dlopen(runtime, RTLD_NOLOAD | RTLD_NOW)) {
@@ -82,6 +87,23 @@ bool is_capturing(c10::Device device,
   return status != 0 || (error >= 900 && error <= 908);
 }
 
+// emptyCache() frees on every device that holds memory, so a capture on any of
+// them would break. The default stream is the current device's: ask each there.
+bool any_capturing(c10::DeviceAllocator& allocator,
+                   const c10::impl::VirtualGuardImpl& guard) {
+  for (c10::DeviceIndex i = 0; i < guard.deviceCount(); ++i) {
+    if (figures_of(allocator, i).reserved == 0) {
+      continue;
+    }
+    const c10::Device device(guard.type(), i);
+    const c10::DeviceGuard on_device(device);
+    if (is_capturing(device, guard)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 CacheFigures cache_figures(c10::Device device) {
@@ -106,15 +128,9 @@ void empty_device_cache(c10::Device device) {
   if (index < 0 || figures_of(*allocator, index).reserved == 0) {
     return;
   }
-  for (c10::DeviceIndex other = 0; other < guard.deviceCount(); ++other) {
-    if (other != index && figures_of(*allocator, other).idle > 0) {
-      return;
-    }
-  }
-  const c10::Device target(device.type(), index);
-  // Freeing works on the current device's context: never another's.
-  const c10::DeviceGuard on_target(target);
-  if (!is_capturing(target, guard)) {
+  if (!any_capturing(*allocator, guard)) {
+    // Freeing works in the current device's context, and would create one.
+    const c10::DeviceGuard on_target(c10::Device(device.type(), index));
     allocator->emptyCache();
   }
 }

@@ -22,9 +22,10 @@ struct CacheFigures {
 DEEPMD_PREWARM_API CacheFigures cache_figures(c10::Device device);
 
 /// Gives the idle blocks of `device` back to the driver; waits for the device.
-/// Does nothing if its allocator is not in use, if the device holds no memory,
-/// while its current stream captures a graph, or if another device of the same
-/// type has idle blocks too: the allocator can only empty all of them at once.
+/// torch (2.11, 2.15) can only empty all devices at once: idle blocks of other
+/// devices that this process already uses go back too. Does nothing if the
+/// allocator is not in use, if `device` holds no memory, or while the current
+/// stream of a device that holds memory captures a graph.
 DEEPMD_PREWARM_API void empty_device_cache(c10::Device device);
 
 }  // namespace deepmd_prewarm

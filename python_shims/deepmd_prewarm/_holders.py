@@ -11,6 +11,7 @@ it still shared?) and to put a holder into words.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from inspect import CO_OPTIMIZED
@@ -84,23 +85,27 @@ class Holders:
 
     def find(self) -> list[int]:
         """List the entries, by index, that somebody else holds."""
-        return [i for i in range(len(self._items)) if self._is_held(i)]
+        others = {i: self._other_references(i) for i in range(len(self._items))}
+        held = [i for i, number in others.items() if number > 0]
+        in_cells = [i for i in held if id(self._items[i]) in self._in_cells]
+        if in_cells:
+            unshared = _unshared_cells([self._items[i] for i in in_cells])
+            for i in in_cells:
+                key = id(self._items[i])
+                others[i] -= min(self._in_cells[key], unshared.get(key, 0))
+        return [i for i in held if others[i] > 0]
 
-    def _is_held(self, index: int) -> bool:
+    def _other_references(self, index: int) -> int:
         tensor = self._items[index]
         if tensor is None:
-            return False
+            return 0
         if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
-            return True
+            return sys.maxsize  # whatever the counts say
         key = id(tensor)
         # As long as C++ holds the tensor, it holds its Python object once.
         explained = self._explained[key] + int(tensor._use_count() > 1)
         del tensor
-        other = _references(self._items, index) - explained
-        if other > 0 and key in self._in_cells:
-            unshared = _unshared_cells(self._items[index])
-            other -= min(self._in_cells[key], unshared)
-        return other > 0
+        return _references(self._items, index) - explained
 
     def describe(self, held: Iterable[int]) -> dict[int, str]:
         """Put into words who holds the entries with the indices ``held``."""
@@ -121,12 +126,20 @@ class Holders:
         }
 
 
-def _unshared_cells(tensor: object) -> int:
-    """Count the closure cells with this tensor that only one frame holds."""
+def _unshared_cells(tensors: list[torch.Tensor | None]) -> dict[int, int]:
+    """Count, by the id of its tensor, closure cells that only one frame holds."""
     cells = [
-        holder for holder in gc.get_referrers(tensor) if isinstance(holder, CellType)
+        holder
+        for holder in gc.get_referrers(*tensors)  # one pass for all of them
+        if isinstance(holder, CellType)
     ]
-    return sum(_references(cells, index) == 2 for index in range(len(cells)))
+    found: dict[int, int] = {}
+    for index in range(len(cells)):
+        if _references(cells, index) == 2:
+            with contextlib.suppress(ValueError):  # emptied by another thread
+                key = id(cells[index].cell_contents)
+                found[key] = found.get(key, 0) + 1
+    return found
 
 
 def _name(holder: Any) -> str:

@@ -253,3 +253,9 @@ def test_the_look_walks_the_heap_only_where_it_has_to(monkeypatch):
     assert explain_release([shared])[0] == "held in Python by a list"
     assert len(calls) == 1
     del keep
+    calls.clear()
+    first, second = torch.ones(4), torch.ones(4)
+    inner = lambda: first + second  # noqa: E731
+    del inner
+    assert release_trace_inputs([first, second]) == 32
+    assert len(calls) == 1  # one pass for both

@@ -97,6 +97,25 @@ void FakeAllocator::emptyCache(c10::MempoolId_t) {
   current_when_emptied.push_back(guard().current);
 }
 
+int capturing_on = -1;  // index of the device whose stream captures
+
+}  // namespace
+}  // namespace deepmd_prewarm
+
+// Found before the CUDA runtime that torch has loaded: the program exports
+// them.
+extern "C" {
+DEEPMD_PREWARM_API int cudaStreamIsCapturing(void*, int* status) {
+  using deepmd_prewarm::capturing_on;
+  *status = deepmd_prewarm::guard().current == capturing_on ? 1 : 0;
+  return 0;
+}
+DEEPMD_PREWARM_API int cudaGetLastError() { return 0; }
+}
+
+namespace deepmd_prewarm {
+namespace {
+
 class SafeEmptyCache : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -109,6 +128,8 @@ class SafeEmptyCache : public ::testing::Test {
     allocator().devices = {{0, {1000, 300, 100}}};
     allocator().emptied = 0;
     allocator().current_when_emptied.clear();
+    capturing_on = -1;
+    guard().count = 2;
     guard().current = 0;
     guard().made_current.clear();
   }
@@ -161,13 +182,38 @@ TEST_F(SafeEmptyCache, FreesOnTheDeviceAndComesBackToTheCurrentOne) {
   EXPECT_EQ(guard().current, 0);
 }
 
-TEST_F(SafeEmptyCache, LeavesAnotherDevicesFreeBlocksAlone) {
+// torch has one call for all devices; who names one expects its memory back.
+TEST_F(SafeEmptyCache, GivesMemoryBackAlsoIfAnotherDeviceHasFreeBlocks) {
   allocator().devices[1] = {500, 100, 0};
   safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().current_when_emptied, std::vector<int>{0});
+  safe_empty_cache(cuda(1));
+  EXPECT_EQ(allocator().current_when_emptied, (std::vector<int>{0, 1}));
+  EXPECT_EQ(guard().current, 0);
+}
+
+TEST_F(SafeEmptyCache, MakesNoDeviceCurrentThatHoldsNothing) {
+  guard().current = 1;  // chosen, but no context yet
+  guard().count = 3;
+  safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().current_when_emptied, std::vector<int>{0});
+  // Back to 1 by the guard that restores; torch's own makes no context then.
+  for (const auto made : guard().made_current) {
+    EXPECT_NE(made, 2);
+  }
+}
+
+TEST_F(SafeEmptyCache, DoesNothingWhileAGraphIsCaptured) {
+  capturing_on = 0;
+  safe_empty_cache(cuda(0));
   EXPECT_EQ(allocator().emptied, 0);
-  allocator().devices[1] = {500, 400, 100};  // nothing that could be freed
+  capturing_on = 1;  // holds no memory: nothing of it can be freed
   safe_empty_cache(cuda(0));
   EXPECT_EQ(allocator().emptied, 1);
+  allocator().devices[1] = {500, 500, 0};
+  safe_empty_cache(cuda(0));
+  EXPECT_EQ(allocator().emptied, 1);
+  EXPECT_EQ(guard().current, 0);
 }
 
 TEST_F(SafeEmptyCache, ReportsTheAllocatorsFigures) {
