@@ -57,7 +57,23 @@ def _expected_copy_failure(record: logging.LogRecord) -> bool:
     )
 
 
+def _show_one_overload(packet: torch._ops.OpOverloadPacket) -> None:
+    """Let Dynamo take the default overload of an operator with a handle.
+
+    Between several it chooses in C++, which knows no fake handle and fails. The
+    default one takes every list that the others take; they stay callable.
+    """
+    if "_overload_names" not in vars(packet):
+        raise ImportError(
+            "deepmd-prewarm: expected torch._ops.OpOverloadPacket._overload_names, "
+            f"got torch {torch.__version__} without. Install a deepmd-prewarm made "
+            "for this torch."
+        )
+    packet._overload_names = [""]
+
+
 torch._library.register_fake_class("deepmd::CompiledTask", FakeTask)
+_show_one_overload(torch.ops.deepmd.warmup_compiled)
 logging.getLogger("torch._library.fake_class_registry").addFilter(
     _expected_copy_failure
 )

@@ -103,7 +103,9 @@ def test_tracing_with_a_handle_warns_of_nothing(
     logger.addHandler(caplog.handler)
     torch.export.export(Warming(task.handle), (X,))
     logger.removeHandler(caplog.handler)
-    assert caplog.records == []
+    # Torch's own tracer of compilations logs without a text, below WARNING.
+    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert loud == []
 
 
 def test_a_saved_export_with_a_process_local_handle_says_so_when_loaded(
