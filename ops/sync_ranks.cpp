@@ -52,6 +52,10 @@ void meet(const std::string& group_name, const Meeting& meeting) {
   agree(group, group_name, meeting);
 }
 
+int64_t requests_sent(const std::string& group_name) {
+  return requests_sent(resolve(group_name));
+}
+
 void start_beats(const std::string& group_name) {
   start_beats(resolve(group_name), group_name);
 }

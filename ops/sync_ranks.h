@@ -4,6 +4,7 @@
 #include <deepmd_prewarm/plugin/export.h>
 #include <deepmd_prewarm/plugin/rank_agreement.h>
 
+#include <cstdint>
 #include <string>
 
 namespace deepmd_prewarm {
@@ -28,6 +29,9 @@ DEEPMD_PREWARM_API void sync_ranks(const std::string& group_name,
 /// sync_ranks with a fingerprint that must be equal on all ranks.
 DEEPMD_PREWARM_API void meet(const std::string& group_name,
                              const Meeting& meeting);
+
+/// Store requests that this process's agreement sent for a group so far.
+DEEPMD_PREWARM_API int64_t requests_sent(const std::string& group_name);
 
 /// Starts this rank's heartbeats in a group, meets nobody, returns at once.
 DEEPMD_PREWARM_API void start_beats(const std::string& group_name);

@@ -9,6 +9,8 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <sstream>
 
@@ -33,6 +35,8 @@ ProcessIdentity ProcessIdentity::own() {
   self.host = name.data();
   self.pid = getpid();
   self.start = process_start(self.pid);
+  self.start_ms = std::strtoll(self.start.c_str(), nullptr, 10) * 1000 /
+                  sysconf(_SC_CLK_TCK);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::array<char, 64> space{};
@@ -60,6 +64,12 @@ std::string process_start(int64_t pid) {
     rest >> field;
   }
   return field;
+}
+
+int64_t boot_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
 
 ProcessWatch::ProcessWatch()

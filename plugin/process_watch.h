@@ -18,11 +18,17 @@ struct DEEPMD_PREWARM_API ProcessIdentity {
   int64_t pid = 0;
   std::string start;  ///< start time in kernel ticks: tells a reused pid apart
 
+  int64_t start_ms = 0;  ///< the same time as boot_ms() counts it
+
   static ProcessIdentity own();
 };
 
 /// Start time of process `pid` in kernel ticks, "" if there is none.
 DEEPMD_PREWARM_API std::string process_start(int64_t pid);
+
+/// Milliseconds since this host booted (CLOCK_BOOTTIME): the same clock for all
+/// its processes.
+DEEPMD_PREWARM_API int64_t boot_ms();
 
 /// Waits for the end of processes on this host (pidfd_open(2), Linux >= 5.3;
 /// they need not be children), and for a wake-up from another thread.

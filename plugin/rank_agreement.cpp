@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 // The sessions of this process, and what happens to them at fork and at exit.
 #include <c10/util/Exception.h>
+#include <deepmd_prewarm/plugin/process_watch.h>
 #include <deepmd_prewarm/plugin/rank_agreement.h>
 #include <deepmd_prewarm/plugin/rank_session.h>
 #include <pthread.h>
@@ -79,7 +80,11 @@ std::shared_ptr<RankSession> session_of(const Group& group,
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto& session = all.sessions[key];
   if (!session || !session->is_for(group.get())) {
-    session = std::make_shared<RankSession>(group, settings, all.phase);
+    // What a process of this host wrote while this one lived is of our time,
+    // unless an earlier group of the same name was the reason.
+    const int64_t since_ms = old ? boot_ms() : ProcessIdentity::own().start_ms;
+    session =
+        std::make_shared<RankSession>(group, settings, all.phase, since_ms);
   }
   return session;
 }

@@ -73,7 +73,8 @@ std::string RankRecord::packed() const {
                std::to_string(pid), start, phase, milliseconds(phase_s),
                milliseconds(period_s), std::to_string(round),
                std::to_string(adopted), flag(failed), flag(out_of_time),
-               flag(left), flag(dead), fingerprint, echo});
+               flag(left), flag(dead), fingerprint, echo,
+               std::to_string(written_ms)});
 }
 
 std::optional<RankRecord> RankRecord::parse(const std::string& value) {
@@ -95,6 +96,7 @@ std::optional<RankRecord> RankRecord::parse(const std::string& value) {
     r.dead = in.flag();
     r.fingerprint = in.text();
     r.echo = in.text();
+    r.written_ms = in.number();
   });
 }
 

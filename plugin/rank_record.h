@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-// What stands in the Store, below deepmd_prewarm/<run>/<restart>/<size>/:
+// What stands in the Store, below deepmd_prewarm/<run>/<size>/:
 //   beat/<rank>     RankRecord, written by that rank (a tombstone: by a
 //                   neighbour)
 //   text/<rank>     RankText, written before the beat that refers to it
@@ -17,7 +17,9 @@
 //   verdict/<n>     VerdictRecord of round n, compare-and-set by the leader
 //   admit/<rank>    VerdictRecord for a rank that came after round 1
 // A nonce names one process group object in one process, so what an earlier
-// one left under the same keys is never taken for news.
+// one left under the same keys is never taken for news. torchrun's restart
+// count is no part of the keys: each node counts for itself, so it may differ
+// between ranks of one attempt (pytorch#61590, #167302).
 
 namespace deepmd_prewarm {
 
@@ -40,6 +42,7 @@ struct DEEPMD_PREWARM_API RankRecord {
   bool dead = false;         ///< a neighbour saw its process end
   std::string fingerprint;   ///< a digest, see RankText
   std::string echo;          ///< nonce of the leader it follows
+  int64_t written_ms = 0;    ///< boot_ms() then: to compare on one host only
 
   std::string packed() const;
   static std::optional<RankRecord> parse(const std::string& value);

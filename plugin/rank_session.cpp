@@ -33,10 +33,11 @@ constexpr size_t kMaxRankText = 256UL << 10U;
 
 RankSession::RankSession(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                          const RankSettings& settings,
-                         const std::string& phase)
+                         const std::string& phase,
+                         int64_t since_ms)
     : group_(*new c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)),
       state_(std::make_shared<RankState>(
-          group->getRank(), group->getSize(), settings)) {
+          group->getRank(), group->getSize(), settings, since_ms)) {
   state_->phase = phase;
   auto watcher = std::make_shared<RankWatcher>(
       state_, [&weak = group_] { return weak.expired(); });

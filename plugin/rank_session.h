@@ -14,9 +14,11 @@ namespace deepmd_prewarm {
 class RankSession {
  public:
   /// Starts the (detached) thread. `phase`: what this process does now.
+  /// `since_ms`: as for RankState.
   RankSession(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
               const RankSettings& settings,
-              const std::string& phase);
+              const std::string& phase,
+              int64_t since_ms);
 
   /// Whether `group` is the very object this session was made for. Its address
   /// cannot be used again while the session lives.

@@ -11,20 +11,24 @@ std::string env(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// The Store of an elastic job outlives an attempt: its keys must not.
+// One Store may serve several jobs, and groups of several sizes.
 std::string key_prefix(int size) {
   return "deepmd_prewarm/" + env("TORCHELASTIC_RUN_ID") + "/" +
-         env("TORCHELASTIC_RESTART_COUNT") + "/" + std::to_string(size) + "/";
+         std::to_string(size) + "/";
 }
 
 }  // namespace
 
-RankState::RankState(int own_rank, int group_size, const RankSettings& how)
+RankState::RankState(int own_rank,
+                     int group_size,
+                     const RankSettings& how,
+                     int64_t first_ms)
     : rank(own_rank),
       size(group_size),
       settings(how),
       self(ProcessIdentity::own()),
       nonce(make_nonce()),
+      since_ms(first_ms),
       link(key_prefix(group_size)),
       phase_since(std::chrono::steady_clock::now()),
       period_s(how.beat_s) {}

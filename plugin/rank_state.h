@@ -20,13 +20,16 @@ namespace deepmd_prewarm {
 /// What the thread that meets and the thread that watches share about one
 /// rank of one group.
 struct RankState {
-  RankState(int rank, int size, const RankSettings& settings);
+  /// `since_ms`: a record of this host that was written later (boot_ms()) is no
+  /// rest of an earlier group.
+  RankState(int rank, int size, const RankSettings& settings, int64_t since_ms);
 
   const int rank;
   const int size;
   const RankSettings settings;
   const ProcessIdentity self;
   const std::string nonce;
+  const int64_t since_ms;
 
   StoreLink link;      ///< for the watching thread
   ProcessWatch watch;  ///< for the watching thread, except wake()

@@ -113,6 +113,7 @@ RankWatcher::Turn RankWatcher::take_turn() {
   record.pid = state_->self.pid;
   record.start = state_->self.start;
   record.adopted = adopted_;
+  record.written_ms = boot_ms();
   if (!established()) {
     record.echo = leads_ ? state_->nonce : (lease_ ? lease_->nonce : "");
   }

@@ -67,6 +67,7 @@ class RankWatcher {
   void write_rosters();
   void drop_old_verdicts();
   void bury(int rank);
+  bool is_of_our_time(const RankRecord& record, int rank) const;
   void bury_again();
 
   std::shared_ptr<RankState> state_;

@@ -17,6 +17,7 @@ constexpr milliseconds kFirstLeader{1000};
 constexpr milliseconds kLaterPerRank{2};
 constexpr milliseconds kLatest{500};
 constexpr int kBeatsAtAGrave = 2;
+constexpr int kBurials = 3;
 
 std::string beat_key(int rank) { return "beat/" + std::to_string(rank); }
 
@@ -212,7 +213,7 @@ void RankWatcher::read_beats(Clock::time_point now) {
 }
 
 void RankWatcher::write_rosters() {
-  auto nonces = roll_.nonces();
+  auto nonces = roll_.candidates();
   if (nonces == roster_nonces_) {
     return;
   }
@@ -263,18 +264,42 @@ void RankWatcher::drop_old_verdicts() {
 }
 
 // A neighbour's process ended: its own key says so to the leader from now on.
+// One that had not yet heard of the leader is vouched for, if it is no rest of
+// an earlier job.
 void RankWatcher::bury(int rank) {
-  if (graves_.count(rank) == 0) {
-    graves_[rank] = kBeatsAtAGrave;
-    next_beat_ = Clock::now();
-  }
-  auto record = RankRecord::parse(link_.read(beat_key(rank)).value_or(""));
-  if (record && record->nonce == neighbours_[rank].nonce && !record->left &&
-      !record->dead) {
+  auto value = link_.read(beat_key(rank)).value_or("");
+  for (int attempt = 0; attempt < kBurials; ++attempt) {
+    auto record = RankRecord::parse(value);
+    if (!record || record->nonce != neighbours_[rank].nonce ||
+        !is_of_our_time(*record, rank)) {
+      return;
+    }
+    if (graves_.count(rank) == 0) {
+      graves_[rank] = kBeatsAtAGrave;
+      next_beat_ = Clock::now();
+    }
+    if (record->left || record->dead) {
+      return;
+    }
     record->dead = true;
     ++record->seq;
-    link_.write(beat_key(rank), record->packed());
+    record->echo = lease_ ? lease_->nonce : record->echo;
+    const auto tombstone = record->packed();
+    const auto standing = link_.write_once(beat_key(rank), value, tombstone);
+    if (standing == tombstone) {
+      return;
+    }
+    value = standing;  // its last beat, or the first one of its successor
   }
+}
+
+bool RankWatcher::is_of_our_time(const RankRecord& record, int rank) const {
+  const auto i = static_cast<size_t>(rank);
+  if (established() && !members_[i].empty()) {
+    return members_[i] == record.nonce;
+  }
+  return (lease_ && record.echo == lease_->nonce) ||
+         record.written_ms >= state_->since_ms;
 }
 
 // Its last beat may have been under way when the first tombstone was set.

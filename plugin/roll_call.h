@@ -75,7 +75,10 @@ class DEEPMD_PREWARM_API RollCall {
   /// The nonce of each rank as now known, "" where none is.
   std::vector<std::string> nonces() const;
 
-  /// All processes of one host that are known.
+  /// The same, and of ranks that may belong here but have not yet followed.
+  std::vector<std::string> candidates() const;
+
+  /// All processes of one host, candidates included.
   std::vector<Neighbour> roster(const std::string& place) const;
   std::set<std::string> places() const;
 
@@ -89,6 +92,7 @@ class DEEPMD_PREWARM_API RollCall {
   };
 
   bool known(int rank) const;
+  bool candidate(int rank) const;
   bool silent(const Seen& seen, Time now) const;
   bool arrived(int rank, int64_t round) const;
   std::string problem(int rank, int64_t round, Time now) const;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,15 +113,14 @@ def agree(
         if error:
             raise RuntimeError(f"{phase}: {error}")
         return
-    text = _described(error)
-    try:
-        _library.bridge().meet(
-            name, phase, text, f"phase {phase}\n{fingerprint}", timeout_s
-        )
-    except RuntimeError:
-        if isinstance(error, BaseException):
-            raise error from None
-        raise
+    expected = f"phase {phase}\n{fingerprint}"
+    if not isinstance(error, BaseException):
+        _library.bridge().meet(name, phase, error or "", expected, timeout_s)
+        return
+    # Raised outside of an except block: the verdict is no context of it.
+    with contextlib.suppress(RuntimeError):
+        _library.bridge().meet(name, phase, _described(error), expected, timeout_s)
+    raise error
 
 
 def watch(group: dist.ProcessGroup | str | None = None) -> bool:
@@ -151,8 +151,11 @@ def watch_when_initialized() -> None:
     Wraps ``torch.distributed.init_process_group``, once per process; where the
     heartbeats cannot start, they start at the first meeting.
     """
+    if not dist.is_available():
+        return
     if dist.is_initialized():
-        watch()
+        with contextlib.suppress(Exception):
+            watch()
         return
     module = dist.distributed_c10d
     original = module.init_process_group
@@ -162,7 +165,9 @@ def watch_when_initialized() -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
-        with contextlib.suppress(ImportError, RuntimeError, ValueError):
+        # No fault of ours may keep a job from starting; it is told later, by
+        # whoever needs the library.
+        with contextlib.suppress(Exception):
             watch()
 
     init_process_group._deepmd_prewarm_watches = True  # type: ignore[attr-defined]
@@ -187,9 +192,12 @@ def entering(phase: str) -> None:
 def rest() -> None:
     """Say that training begins: ten times fewer heartbeats until the next meeting.
 
-    Not needed for correctness; it keeps the Store idle in a long training.
+    Not needed for correctness; it keeps the Store idle in a long training. Does
+    nothing where no heartbeats run.
     """
-    _library.bridge().rest()
+    bridge = sys.modules.get("deepmd_prewarm._bridge")
+    if bridge is not None:
+        bridge.rest()
 
 
 class together:  # noqa: N801 - reads as a statement: with together("...")
@@ -308,7 +316,5 @@ def connect_communicators(group: dist.ProcessGroup | None = None) -> bool:
     return True
 
 
-def _described(error: BaseException | str | None) -> str:
-    if isinstance(error, BaseException):
-        return f"{type(error).__name__}: {error}".rstrip(": ")
-    return error or ""
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

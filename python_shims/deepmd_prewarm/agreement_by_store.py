@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections import defaultdict
-from typing import Any
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-_rounds: dict[tuple[str, int, int], int] = defaultdict(int)
+from .signs_of_life import SignsOfLife, scope_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOK_S = 1.0
 _groups: dict[str, dist.ProcessGroup] = {}  # torch's registry holds them weakly
 
 
@@ -74,7 +78,8 @@ def agree_to_degrade(
 
     Needs nothing but the group's Store, so it also works where the library
     cannot be loaded. All ranks call it, all get the same answer. Blocks until
-    all came, at most ``DP_PREWARM_ARRIVE_S`` seconds (600).
+    all came; a rank whose native thread beats is waited for, however slow, one
+    that does not beat for ``DP_PREWARM_ARRIVE_S`` seconds (600).
 
     Parameters
     ----------
@@ -92,7 +97,7 @@ def agree_to_degrade(
     Raises
     ------
     RuntimeError
-        If ranks do not come in time; it names them.
+        If a rank died, or none of it was seen in time; it names them.
     """
     name = group_name_of(group)
     if name is None:
@@ -102,43 +107,85 @@ def agree_to_degrade(
     members = _resolve_process_group(name)
     rank, size = members.rank(), members.size()
     store = _own_connection(members.get_group_store())
-    number = _rounds[name, rank, size]
-    _rounds[name, rank, size] += 1
-    scope = "/".join(
-        [
-            "deepmd_prewarm",
-            os.environ.get("TORCHELASTIC_RUN_ID", ""),
-            os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-            f"{size}",
-            "degrade",
-        ]
-    )
-    store.set(f"{scope}/{number}/{rank}", json.dumps((problem or "")[:65536]))
-    limit = float(os.environ.get("DP_PREWARM_ARRIVE_S") or 600)
-    end = time.monotonic() + limit
+    answer = {"nonce": uuid.uuid4().hex, "problem": (problem or "")[:65536]}
     if rank == 0:
-        keys = [f"{scope}/{number}/{r}" for r in range(size)]
-        answers = [_polled(store, key, end) for key in keys]
-        missing = [r for r, answer in enumerate(answers) if answer is None]
-        problems = [f"rank {r}: {text}" for r, text in enumerate(answers) if text]
-        verdict: Any = {"missing": missing, "problems": problems}
-        store.set(f"{scope}/{number}/verdict", json.dumps(verdict))
+        verdict = _collect(store, size, answer)
     else:
-        verdict = _polled(store, f"{scope}/{number}/verdict", end + 10)
-        if verdict is None:
-            verdict = {"missing": [0], "problems": []}
-    if number:
-        store.delete_key(f"{scope}/{number - 1}/{rank}")
-    if number > 1 and rank == 0:
-        store.delete_key(f"{scope}/{number - 2}/verdict")
-    if verdict["missing"]:
-        ranks = " ".join(map(str, verdict["missing"]))
+        verdict = _answer(store, rank, size, answer)
+    if verdict["dead"]:
         raise RuntimeError(
-            f"agree_to_degrade: all {size} ranks must come within {limit:g} s "
-            f"(DP_PREWARM_ARRIVE_S), missing: rank {ranks}. Look for what ended "
-            "or delays them."
+            f"agree_to_degrade: all {size} ranks must come, got no answer of "
+            + "; ".join(verdict["dead"])
+            + ". Look for the first error there."
         )
     return list(verdict["problems"])
+
+
+def _collect(store: dist.Store, size: int, answer: dict[str, str]) -> Any:
+    # A nonce for each call: what an earlier call, group or attempt left under
+    # the same keys is never taken for an answer to this one.
+    scope = f"{scope_of(size)}/degrade"
+    store.set(f"{scope}/0", json.dumps({**answer, "to": ""}))
+    signs = SignsOfLife(store, size)
+    answers = {0: answer}
+    dead: list[str] = []
+    pauses = _pauses(size)
+    looked = time.monotonic()
+    while len(answers) < size and not dead:
+        for rank in range(1, size):
+            if rank not in answers and store.check([f"{scope}/{rank}"]):
+                found = json.loads(store.get(f"{scope}/{rank}"))
+                if found["to"] == answer["nonce"]:
+                    answers[rank] = found
+        if time.monotonic() - looked >= _LOOK_S:
+            looked = time.monotonic()
+            looks = [signs.look(rank) for rank in range(size) if rank not in answers]
+            dead = [why for why in looks if why]
+        if len(answers) < size and not dead:
+            time.sleep(next(pauses))
+    verdict = {
+        "to": {str(rank): found["nonce"] for rank, found in answers.items()},
+        "dead": dead,
+        "problems": [
+            f"rank {rank}: {found['problem']}"
+            for rank, found in sorted(answers.items())
+            if found["problem"]
+        ],
+    }
+    store.set(f"{scope}/verdict", json.dumps(verdict))
+    return verdict
+
+
+def _answer(store: dist.Store, rank: int, size: int, answer: dict[str, str]) -> Any:
+    scope = f"{scope_of(size)}/degrade"
+    signs = SignsOfLife(store, size)
+    told = b""
+    pauses = _pauses(size)
+    looked = time.monotonic()
+    while True:
+        if store.check([f"{scope}/0"]):
+            asks = store.get(f"{scope}/0")
+            if asks != told:
+                told = asks
+                reply = {**answer, "to": json.loads(asks)["nonce"]}
+                store.set(f"{scope}/{rank}", json.dumps(reply))
+        if store.check([f"{scope}/verdict"]):
+            verdict = json.loads(store.get(f"{scope}/verdict"))
+            if verdict["to"].get(str(rank)) == answer["nonce"]:
+                return verdict
+        if time.monotonic() - looked >= _LOOK_S:
+            looked = time.monotonic()
+            if why := signs.look(0):
+                return {"dead": [why], "problems": []}
+        time.sleep(next(pauses))
+
+
+def _pauses(size: int) -> Iterator[float]:
+    # At most some thousand requests a second for the Store, however many ranks.
+    pause = 0.002
+    while True:
+        yield pause
+        pause = min(2 * pause, max(0.1, size / 1000))
 
 
 def _own_connection(store: dist.Store) -> dist.Store:
@@ -147,13 +194,3 @@ def _own_connection(store: dist.Store) -> dist.Store:
         return store.clone()
     except (NotImplementedError, RuntimeError):
         return store
-
-
-def _polled(store: dist.Store, key: str, end: float) -> Any:
-    pause = 0.002
-    while not store.check([key]):
-        if time.monotonic() > end:
-            return None
-        time.sleep(pause)
-        pause = min(pause * 2, 0.1)
-    return json.loads(store.get(key))

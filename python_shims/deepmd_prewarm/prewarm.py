@@ -21,7 +21,15 @@ import torch
 import torch.distributed as dist
 
 from . import _library
-from .agreement import agree, agree_to_degrade, task_fingerprint
+from .agreement import (
+    agree,
+    agree_to_degrade,
+    connect_communicators,
+    entering,
+    rest,
+    task_fingerprint,
+    watch,
+)
 from .progress import make_view
 from .record_exchange import RecordExchange
 from .report import PrewarmReport, RankRecord, TaskRecord
@@ -148,6 +156,7 @@ def prewarm(
     report.degraded = agree_to_degrade(members, _library_problem())
     if report.degraded:
         return _degrade(report)
+    watch(members)
     listed = _agreed_tasks(tasks, only, members, report.world_size)
     opened = time.perf_counter()
     mine = RankRecord(
@@ -162,6 +171,7 @@ def prewarm(
     try:
         for number, task in enumerate(listed, 1):
             view.begin(task.name, number, len(listed))
+            entering(f"compile {task.name}")
             run = TaskRun(task, mine.tasks, opened, device)
             failure = run.warm(before_task, after_task)
             view.compiled(run.record)
@@ -173,6 +183,9 @@ def prewarm(
     finally:
         view.close()
     _gather(report, mine, members, opened)
+    connect_communicators(members)
+    entering("training")
+    rest()
     if mine.rank == 0:
         for warning in report.warnings():
             _log.warning("deepmd-prewarm: %s", warning)

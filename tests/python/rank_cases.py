@@ -8,6 +8,7 @@ import gc
 import hashlib
 import pickle
 import random
+import threading
 import time
 import traceback
 import weakref
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from deepmd_prewarm.compile_counters import CompileMeter
 from deepmd_prewarm.prewarm import PrewarmTask, prewarm
+from deepmd_prewarm.signs_of_life import Beat, scope_of
 from rank_pair import serve
 from torch.nn.parallel import DistributedDataParallel
 
@@ -421,6 +423,107 @@ def subgroups(rank: int) -> dict[str, Any]:
     }
 
 
+def beats(rank: int) -> Beat:
+    """Read rank's heartbeat, as others see it."""
+    store = dist.group.WORLD.get_group_store()
+    beat = Beat.parse(store.get(f"{scope_of(2)}/beat/{rank}"))
+    assert beat is not None
+    return beat
+
+
+def phases(rank: int) -> dict[str, Any]:
+    """What heartbeats say while a task is warmed, and when training begins."""
+    seen: list[str] = []
+
+    def samples(name: str) -> Any:
+        def make() -> Any:
+            pause = threading.Event()
+            while (beat := beats(rank)).phase != f"compile {name}":
+                pause.wait(0.01)
+            seen.append(beat.phase)
+            return [(torch.ones(2, 3),)]
+
+        return make
+
+    tasks = [
+        PrewarmTask(name, compiled(torch.nn.Linear(3, 1)), samples(name))
+        for name in ("water", "metal")
+    ]
+    prewarm(tasks, progress=False)
+    pause = threading.Event()
+    while (beat := beats(rank)).phase != "training" or beat.period_s != 10.0:
+        pause.wait(0.01)
+    return {"seen": seen, "sum": group_works()}
+
+
+def mixes(rank: int, misses: list[bool]) -> dict[str, Any]:
+    """Field case B2: one rank finds its graph compiled, the other does not."""
+    model = Model(4, seed=1)
+    call = compiled(model)
+    sample = {"coord": torch.randn(5, 4)}
+    if not misses[rank]:
+        call(**sample)["energy"].sum().backward()
+        model.zero_grad(set_to_none=True)
+    meter = CompileMeter().start()
+    report = without_collectives(
+        lambda: prewarm([PrewarmTask("a", call, [sample])], progress=False)
+    )
+    return {
+        "compiled": meter.stop().total > 0,
+        "source": report.ranks[-1].tasks[0].source,
+        "sum": group_works(),
+    }
+
+
+def stagger(rank: int, late: list[int]) -> dict[str, Any]:
+    """Field case B7: ranks compile at once, or one only when the other is done."""
+
+    def samples() -> Any:
+        pause = threading.Event()
+        other = 1 - rank
+        while rank in late and beats(other).phase != "a":
+            pause.wait(0.01)
+        return [(torch.ones(2, 3),)]
+
+    task = PrewarmTask("a", compiled(torch.nn.Linear(3, 1)), samples)
+    report = prewarm([task], progress=False)
+    return {"ready": report.world_size, "sum": group_works()}
+
+
+def connected(rank: int) -> dict[str, Any]:
+    """Make CPU the accelerator: the group's communicator is used, once."""
+    from deepmd_prewarm.agreement import connect_communicators
+
+    without = connect_communicators()
+    real = torch.accelerator.current_accelerator
+    calls: list[str] = []
+    all_reduce = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, **options: Any) -> Any:
+        calls.append(tensor.device.type)
+        return all_reduce(tensor, **options)
+
+    torch.accelerator.current_accelerator = lambda: torch.device("cpu")
+    index = torch.accelerator.current_device_index
+    torch.accelerator.current_device_index = lambda: 0
+    synchronize = torch.accelerator.synchronize
+    torch.accelerator.synchronize = lambda device: calls.append("synchronized")
+    dist.all_reduce = counted
+    try:
+        connects = connect_communicators()
+    finally:
+        torch.accelerator.current_accelerator = real
+        torch.accelerator.current_device_index = index
+        torch.accelerator.synchronize = synchronize
+        dist.all_reduce = all_reduce
+    return {
+        "without": without,
+        "with": connects,
+        "calls": calls,
+        "sum": group_works(),
+    }
+
+
 CASES = {
     function.__name__: function
     for function in (
@@ -435,6 +538,10 @@ CASES = {
         late_rank,
         degraded,
         subgroups,
+        phases,
+        mixes,
+        stagger,
+        connected,
     )
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Prewarming generic models on two gloo ranks (field cases A1, A4-A7, B10, D6)."""
+"""Prewarming generic models on two gloo ranks (cases A1, A4-A7, B2, B7, B10, D6)."""
 
 from __future__ import annotations
 
@@ -175,3 +175,34 @@ def test_a_missing_library_is_an_error_on_both_when_strict(pair):
 def test_a_group_of_one_waits_for_nobody(pair):
     for rank, answer in enumerate(pair.run("subgroups")):
         assert answer == {"alone": 1, "both": 2, "complete": rank == 0}
+
+
+def test_heartbeats_say_which_task_is_compiled_and_that_training_began(pair):
+    for answer in pair.run("phases"):
+        assert answer["seen"] == ["compile water", "compile metal"]
+        assert answer["sum"] == 3.0
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["rank 0 misses", "rank 0 hits"])
+@pytest.mark.parametrize("second", [True, False], ids=["1 misses", "1 hits"])
+def test_no_mix_of_compiled_and_found_graphs_needs_a_collective(pair, first, second):
+    for answer, missed in zip(
+        pair.run("mixes", misses=[first, second]), (first, second), strict=True
+    ):
+        assert answer["compiled"] is missed
+        assert answer["source"] == ("compiled" if missed else "shared")
+        assert answer["sum"] == 3.0
+
+
+@pytest.mark.parametrize("late", [[], [0], [1]], ids=["burst", "0 late", "1 late"])
+def test_a_collective_after_any_stagger_pairs_with_its_own(pair, late):
+    for answer in pair.run("stagger", late=late):
+        assert answer == {"ready": 2, "sum": 3.0}
+
+
+def test_communicators_connect_once_where_there_is_a_device(pair):
+    for answer in pair.run("connected"):
+        assert answer["without"] is False
+        assert answer["with"] is True
+        assert answer["calls"] == ["cpu", "synchronized"]
+        assert answer["sum"] == 3.0

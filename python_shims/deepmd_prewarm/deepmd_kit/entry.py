@@ -89,9 +89,13 @@ _finder = _TrainerFinder()
 def _hook_trainer(module: ModuleType) -> None:
     """Patch the executed module; a fault of ours is told, not raised."""
     try:
+        from deepmd_prewarm.agreement import watch_when_initialized
         from deepmd_prewarm.deepmd_kit import trainer
 
         trainer.install(module)
+        # Reading data and statistics come before the first meeting: a rank that
+        # dies there shall be missed, too.
+        watch_when_initialized()
     except Exception as error:  # deepmd-kit's import must not fail because of us
         warnings.warn(
             f"deepmd-prewarm: cannot hook {TRAINER_MODULE} "

@@ -129,8 +129,12 @@ def _hook_end(trainer_class: type) -> None:
 
 def _prewarm(trainer: Any, problem: str | None) -> None:
     """Warm all tasks and meet all ranks; or degrade on all of them."""
-    if not has_work(trainer):
-        return  # on all ranks alike: they have one input file
+    if not has_work(trainer):  # on all ranks alike: they have one input file
+        with faults.guarded("slowing heartbeats down"):
+            from deepmd_prewarm.agreement import rest
+
+            rest()
+        return
     try:
         from deepmd_prewarm.agreement_by_store import agree_to_degrade
     except ImportError as error:  # half an installation: nobody can be told

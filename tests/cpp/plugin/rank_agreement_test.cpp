@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 // Ranks are threads that share one Store.
+#include <deepmd_prewarm/plugin/process_watch.h>
 #include <deepmd_prewarm/plugin/rank_agreement.h>
+#include <deepmd_prewarm/plugin/rank_record.h>
 #include <deepmd_prewarm/plugin/wait_hooks.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <mutex>
@@ -233,6 +238,70 @@ TEST(RankAgreement, DoesNotReadWhatAnEarlierAttemptLeft) {
   };
   EXPECT_TRUE(holds(attempt("0", "old error")[0], "old error"));
   EXPECT_EQ(attempt("1", ""), Texts(2));
+}
+
+// torchrun's agents count restarts each for itself (pytorch#61590).
+TEST(RankAgreement, MeetsRanksWhoseNodesCountRestartsDifferently) {
+  const auto store = hash_store();
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
+  for (int rank = 0; rank < 2; ++rank) {
+    setenv("TORCHELASTIC_RESTART_COUNT", std::to_string(rank).c_str(), 1);
+    groups.push_back(c10::make_intrusive<c10d::ProcessGroup>(store, rank, 2));
+    start_beats(groups.back(), "test");
+  }
+  unsetenv("TORCHELASTIC_RESTART_COUNT");
+  const auto raised = on_ranks(2, [&](int rank) {
+    auto meeting = phase("warm");
+    meeting.timeout_s = 20.;
+    agree(groups[static_cast<size_t>(rank)], "test", meeting);
+  });
+  EXPECT_EQ(raised, Texts(2));
+}
+
+// What rank 1 left in the Store: its process has ended, and it had not yet
+// heard of any leader.
+c10::intrusive_ptr<c10d::Store> store_of_a_dead_rank(int64_t written_ms) {
+  RankRecord record;
+  const auto self = ProcessIdentity::own();
+  record.nonce = make_nonce();
+  record.seq = 1;
+  record.host = self.host;
+  record.place = self.place;
+  record.phase = "read data";
+  record.period_s = 1.;
+  record.written_ms = written_ms;
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  record.pid = child;
+  record.start = process_start(child);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  auto store = hash_store();
+  store->set("deepmd_prewarm//2/beat/1", record.packed());
+  return store;
+}
+
+TEST(RankAgreement, NamesANeighbourThatDiedBeforeItFollowedAnybody) {
+  const auto store = store_of_a_dead_rank(boot_ms() + 60000);
+  const auto raised = on_ranks(
+      1, [&](int /* rank */) { Rank(store, 0, 2).meet(phase("warm")); });
+  EXPECT_TRUE(holds(raised[0], "1 of 2 ranks failed")) << raised[0];
+  EXPECT_TRUE(holds(raised[0], "rank 1 in \"read data\"")) << raised[0];
+  EXPECT_TRUE(holds(raised[0], "its process ended")) << raised[0];
+}
+
+TEST(RankAgreement, WaitsForARankOfWhichOnlyAnEarlierJobLeftABeat) {
+  const auto store = store_of_a_dead_rank(0);
+  auto meeting = phase("warm");
+  meeting.timeout_s = 0.5;
+  const auto raised =
+      on_ranks(1, [&](int /* rank */) { Rank(store, 0, 2).meet(meeting); });
+  EXPECT_TRUE(holds(raised[0], "1 of 2 ranks did not come: rank 1"))
+      << raised[0];
+  EXPECT_TRUE(holds(raised[0], "(never seen)")) << raised[0];
 }
 
 TEST(RankAgreement, StartsAnewWithAGroupMadeAgainOverTheSameKeys) {
@@ -494,7 +563,7 @@ TEST(RankAgreement, SaysThatTheServerOfATcpStoreIsGone) {
   const auto client = server->clone();
   const auto raised = on_ranks(2, [&](int rank) {
     if (rank == 0) {
-      while (!server->check({"deepmd_prewarm///2/beat/1"})) {
+      while (!server->check({"deepmd_prewarm//2/beat/1"})) {
         std::this_thread::yield();
       }
       server.reset();

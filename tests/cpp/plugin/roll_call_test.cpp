@@ -54,6 +54,37 @@ class RollCallTest : public testing::Test {
   RollCall call_;
 };
 
+TEST_F(RollCallTest, ListsRanksThatDoNotYetFollowForTheirNeighbours) {
+  auto early = beat(1, 1);
+  early.echo = "";
+  call_.see(1, early, at(1));
+  EXPECT_EQ(call_.nonces()[1], "");
+  EXPECT_EQ(call_.candidates()[1], "nonce 1");
+  ASSERT_EQ(call_.roster("boot").size(), 1U);
+  EXPECT_EQ(call_.roster("boot")[0].pid, 101);
+}
+
+TEST_F(RollCallTest, NamesARankThatDiedBeforeItFollowedOnceANeighbourSaysSo) {
+  call_.see(0, beat(0, 1, 1), at(1));
+  auto early = beat(1, 1);
+  early.echo = "";
+  call_.see(1, early, at(1));
+  EXPECT_FALSE(call_.decided(1, at(30)));
+  early.dead = true;
+  early.seq = 2;
+  call_.see(1, early, at(31));  // a rest of an earlier job
+  EXPECT_FALSE(call_.decided(1, at(32)));
+  RollCall other(3, settings(), at(0));
+  other.trust("leader");
+  other.see(0, beat(0, 1, 1), at(1));
+  early.echo = "leader";  // vouched for
+  other.see(1, early, at(31));
+  EXPECT_FALSE(other.decided(1, at(31)));
+  EXPECT_TRUE(other.decided(1, at(32)));
+  EXPECT_NE(other.text(1, at(32), no_text).find("its process ended"),
+            std::string::npos);
+}
+
 TEST_F(RollCallTest, LetsAllGoOnOnceAllCame) {
   call_.see(0, beat(0, 1, 1), at(1));
   call_.see(1, beat(1, 1, 1), at(1));

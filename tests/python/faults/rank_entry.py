@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 GROUP_TIMEOUT_S = 2.0
+CONNECT_S = 120.0
 
 
 def host_store(*args: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import rank_entry
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @functools.cache
@@ -49,6 +49,7 @@ class Job:
 
     world: int
     options: dict[str, Any] = field(default_factory=dict)
+    patience_s: float = PATIENCE_S
 
     def __enter__(self) -> Job:
         server = context()
@@ -87,23 +88,23 @@ class Job:
 
     def hear(self, rank: int, word: str) -> Said:
         """Wait until a rank says `word`; skips what it says before that."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + self.patience_s
         while self.pipes[rank].poll(max(0.0, end - time.monotonic())):
             at, *words = self.pipes[rank].recv()
             if words[0] == word:
                 return Said(at, tuple(words))
             if words[0] in ("raised", "passed"):
                 raise AssertionError(f"rank {rank}: expected {word!r}, got {words}")
-        raise AssertionError(f"rank {rank}: nothing heard in {PATIENCE_S} s")
+        raise AssertionError(f"rank {rank}: nothing heard in {self.patience_s} s")
 
     def outcome(self, rank: int) -> Said:
         """Wait until a rank says how its phase or meeting ended."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + self.patience_s
         while self.pipes[rank].poll(max(0.0, end - time.monotonic())):
             at, *words = self.pipes[rank].recv()
             if words[0] in ("raised", "passed"):
                 return Said(at, tuple(words))
-        raise AssertionError(f"rank {rank}: no outcome in {PATIENCE_S} s")
+        raise AssertionError(f"rank {rank}: no outcome in {self.patience_s} s")
 
     def tell(self, rank: int, order: str) -> float:
         self.pipes[rank].send(order)
@@ -165,6 +166,7 @@ def run_fault(
     world: int = 3,
     environment: dict[str, str] | None = None,
     speaking_victims: tuple[int, ...] = (),
+    patience_s: float = PATIENCE_S,
     **options: Any,
 ) -> Outcome:
     """Run a job in which ranks fail at a moment of the others.
@@ -179,10 +181,12 @@ def run_fault(
         a verdict, before anybody knows.
     speaking_victims
         Victims that raise or pass, too.
+    patience_s
+        How long to wait for anything.
     """
     options |= {"environment": environment or {}, "prewarm": fault.prewarm}
     options["after_verdict"] = moment == "after"
-    with Job(world, options) as job:
+    with Job(world, options, patience_s) as job:
         survivors = [r for r in range(world) if r not in fault.victims]
         if moment == "after":
             for rank in range(world):

@@ -22,7 +22,7 @@ import torch._dynamo.utils
 import torch.distributed as dist
 from deepmd_prewarm import _library, agreement
 from deepmd_prewarm.prewarm import PrewarmTask, prewarm
-from rank_entry import GROUP_TIMEOUT_S
+from rank_entry import CONNECT_S, GROUP_TIMEOUT_S
 
 _library.bridge()
 
@@ -52,6 +52,8 @@ def rank_main(
 ) -> None:
     """Make the group, meet once, then run the round in which the fault is."""
     os.environ.update(options.get("environment", {}))
+    if options.get("local_ranks"):
+        os.environ["LOCAL_RANK"] = options["local_ranks"][rank]
     link = Link(pipe)
     host = options.get("host", "127.0.0.1")
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -61,7 +63,12 @@ def rank_main(
             store=store,
             rank=rank,
             world_size=world,
-            timeout=datetime.timedelta(seconds=GROUP_TIMEOUT_S),
+            timeout=datetime.timedelta(seconds=CONNECT_S),
+        )
+        # For collectives: making the group is gloo's own affair, and slow on a
+        # machine that is busy.
+        dist.distributed_c10d._set_pg_timeout(
+            datetime.timedelta(seconds=GROUP_TIMEOUT_S), dist.group.WORLD
         )
         group = None
     else:
