@@ -28,7 +28,8 @@ class Done:
 
 
 @functools.cache
-def _context() -> ForkServerContext:
+def context() -> ForkServerContext:
+    """Give the fork server that has torch imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "fresh_process"])
     return context
@@ -55,7 +56,7 @@ def run(code: str, *, timeout_s: float = 120, **environment: object) -> Done:
     """Run `code` with these environment variables; never raises for its fate."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {name: str(value) for name, value in environment.items()}
-        process = _context().Process(target=_child, args=(code, folder, variables))
+        process = context().Process(target=_child, args=(code, folder, variables))
         process.start()
         process.join(timeout_s)
         if process.exitcode is None:

@@ -69,19 +69,19 @@ TEST_F(RollCallTest, NamesARankThatDiedBeforeItFollowedOnceANeighbourSaysSo) {
   auto early = beat(1, 1);
   early.echo = "";
   call_.see(1, early, at(1));
-  EXPECT_FALSE(call_.decided(1, at(30)));
+  EXPECT_FALSE(call_.decided(1, at(2)));
   early.dead = true;
   early.seq = 2;
-  call_.see(1, early, at(31));  // a rest of an earlier job
-  EXPECT_FALSE(call_.decided(1, at(32)));
+  call_.see(1, early, at(3));  // a rest of an earlier job
+  EXPECT_FALSE(call_.decided(1, at(4)));
   RollCall other(3, settings(), at(0));
   other.trust("leader");
   other.see(0, beat(0, 1, 1), at(1));
   early.echo = "leader";  // vouched for
-  other.see(1, early, at(31));
-  EXPECT_FALSE(other.decided(1, at(31)));
-  EXPECT_TRUE(other.decided(1, at(32)));
-  EXPECT_NE(other.text(1, at(32), no_text).find("its process ended"),
+  other.see(1, early, at(3));
+  EXPECT_FALSE(other.decided(1, at(3)));
+  EXPECT_TRUE(other.decided(1, at(4)));
+  EXPECT_NE(other.text(1, at(4), no_text).find("its process ended"),
             std::string::npos);
 }
 

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Start ranks as processes, let one fail, and learn what the others raised.
 
-A fork server imports torch and the library once, so that a job of three ranks
-starts in a fraction of a second.
+A fork server imports torch once, so that a job of three ranks starts in a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import multiprocessing
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
@@ -20,19 +18,16 @@ from typing import Any
 
 import rank_entry
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import fresh_process
+
 PATIENCE_S = 120.0
 
 
-@functools.cache
 def context() -> ForkServerContext:
+    """Give the fork server that `fresh_process` uses: a process has only one."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # The fork server of Python < 3.13 looks for what it preloads here only, and
-    # says nothing if it does not find it.
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["rank_program"])
-    return server
+    return fresh_process.context()
 
 
 @dataclass

@@ -18,10 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch._dynamo.utils
 import torch.distributed as dist
 from deepmd_prewarm import _library, agreement
-from deepmd_prewarm.prewarm import PrewarmTask, prewarm
 from rank_entry import CONNECT_S, GROUP_TIMEOUT_S
 
 _library.bridge()
@@ -111,6 +109,8 @@ def _phase(link: Link, group: Any, options: dict[str, Any]) -> None:
 
 
 def _warm(link: Link, rank: int) -> None:
+    from deepmd_prewarm.prewarm import PrewarmTask, prewarm
+
     def compute(x: torch.Tensor) -> torch.Tensor:
         return (x * x).sum()
 
