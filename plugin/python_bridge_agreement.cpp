@@ -55,8 +55,7 @@ void bind_agreement(py::module_& m) {
       "sync_ranks with a fingerprint that must be equal on all ranks.");
   m.def("start_beats", py::overload_cast<const std::string&>(&start_beats),
         py::arg("group_name"), Released());
-  m.def("requests_sent",
-        py::overload_cast<const std::string&>(&requests_sent),
+  m.def("requests_sent", py::overload_cast<const std::string&>(&requests_sent),
         py::arg("group_name"), Released());
   m.def("enter_phase", &enter_phase, py::arg("phase"), Released());
   m.def("rest", &rest, Released());

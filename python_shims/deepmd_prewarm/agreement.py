@@ -307,7 +307,7 @@ def connect_communicators(group: dist.ProcessGroup | None = None) -> bool:
     if group_name_of(group) is None:
         return False
     members = dist.group.WORLD if group is None else group
-    kind = torch.accelerator.current_accelerator()
+    kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or kind.type not in {d.type for d in members._device_types}:
         return False
     device = torch.device(kind.type, torch.accelerator.current_device_index())

@@ -470,7 +470,7 @@ def mixes(rank: int, misses: list[bool]) -> dict[str, Any]:
     )
     return {
         "compiled": meter.stop().total > 0,
-        "source": report.ranks[-1].tasks[0].source,
+        "source": report.task("a", rank=rank).source,
         "sum": group_works(),
     }
 
@@ -503,7 +503,7 @@ def connected(rank: int) -> dict[str, Any]:
         calls.append(tensor.device.type)
         return all_reduce(tensor, **options)
 
-    torch.accelerator.current_accelerator = lambda: torch.device("cpu")
+    torch.accelerator.current_accelerator = lambda **_: torch.device("cpu")
     index = torch.accelerator.current_device_index
     torch.accelerator.current_device_index = lambda: 0
     synchronize = torch.accelerator.synchronize
