@@ -8,11 +8,13 @@ torch changed runs in a fork of it, in milliseconds instead of seconds.
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
 import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -75,3 +77,21 @@ def output(code: str, **environment: object) -> str:
     done = run(code, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}"
     return done.stdout.strip()
+
+
+def in_fresh_process(test: Callable[[], None]) -> Callable[[], None]:
+    """Run a test where torch's process-wide settings are torch's own.
+
+    deepmd-kit raises Dynamo's recompile limit and switches donated buffers off for
+    the whole process, and Dynamo's caches remember other tests.
+    """
+    file = Path(inspect.getfile(test))
+
+    @functools.wraps(test)
+    def run_apart() -> None:
+        output(
+            f"import sys\nsys.path.insert(0, {str(file.parent)!r})\n"
+            f"import {file.stem}\n{file.stem}.{test.__name__}.__wrapped__()\n"
+        )
+
+    return run_apart

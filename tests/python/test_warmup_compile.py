@@ -12,12 +12,9 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 from deepmd_prewarm import CompiledTask, warmup_compiled
+from fresh_process import in_fresh_process
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
-
-# Dynamo's limits and caches belong to the process: after other tests have used
-# them, these four see another torch than the one they describe.
-needs_fresh_torch = pytest.mark.faults
 
 
 class Counter:
@@ -149,12 +146,10 @@ class OneClass(torch.nn.Module):
         return x * self.weight * len(self.name + "x")
 
 
-@needs_fresh_torch
-def test_a_handle_beyond_the_recompile_limit_is_reported_as_eager_not_warm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limit = 8  # torch's own; deepmd-kit raises it for the whole process
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", limit)
+@in_fresh_process
+def test_a_handle_beyond_the_recompile_limit_is_reported_as_eager_not_warm() -> None:
+    limit = torch._dynamo.config.recompile_limit
+    assert limit == 8
     counter = Counter()
     nets = [OneClass("t" * i) for i in range(12)]
     compiled = [torch.compile(net, backend=counter.backend) for net in nets]
@@ -188,7 +183,7 @@ def test_twelve_graph_modules_are_all_warm() -> None:
     assert counter.forward == 12
 
 
-@needs_fresh_torch
+@in_fresh_process
 def test_fullgraph_beyond_the_recompile_limit_stays_the_error_that_it_is() -> None:
     class Other(OneClass):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -222,7 +217,7 @@ def test_a_compiler_error_keeps_its_type_and_names_the_task() -> None:
     assert isinstance(e.value.inner_exception, ZeroDivisionError)
 
 
-@needs_fresh_torch
+@in_fresh_process
 def test_a_compiler_error_that_suppress_errors_hides_is_not_called_warm() -> None:
     with torch._dynamo.config.patch(suppress_errors=True):
         net = torch.compile(Net(), backend=broken)
@@ -311,12 +306,9 @@ def test_a_warm_up_changes_no_key_and_no_value_of_a_checkpoint() -> None:
     Net().load_state_dict(net.state_dict())
 
 
-@needs_fresh_torch
-def test_donated_buffers_survive_a_warm_up_and_the_step_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # torch's own; deepmd-kit switches it off for the whole process
-    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)
+@in_fresh_process
+def test_donated_buffers_survive_a_warm_up_and_the_step_after_it() -> None:
+    assert torch._functorch.config.donated_buffer
     net, counter = Net(), Counter()
     compiled = torch.compile(net, backend=counter.backend)
     # Behind the sample lies a graph of the caller, which must stay usable.
@@ -329,5 +321,7 @@ def test_donated_buffers_survive_a_warm_up_and_the_step_after_it(
     compiled(x).sum().backward()
     assert counter.read() == compiles
     assert weight.grad is not None
-    with pytest.raises(RuntimeError, match="donated buffers"):  # so there are some
-        compiled(sample()).sum().backward(retain_graph=True)
+    # A first backward that retained its graph would have left none to donate.
+    with pytest.raises(RuntimeError, match="donated buffers"):
+        compiled(sample() * (weight * 2).exp()).sum().backward(retain_graph=True)
+    assert counter.read() == compiles

@@ -177,7 +177,11 @@ def write_npy(
 
 
 def write_lmdb(
-    folder: Path, systems: Sequence[Frames], *, type_map: Sequence[str] = METALS
+    folder: Path,
+    systems: Sequence[Frames],
+    *,
+    type_map: Sequence[str] = METALS,
+    extra: dict[str, Sequence[npt.NDArray[np.float64]]] | None = None,
 ) -> str:
     """Write several systems as one LMDB data set of deepmd-kit.
 
@@ -189,6 +193,9 @@ def write_lmdb(
         Systems, whose frames are stored one after the other.
     type_map
         Element of each atom type.
+    extra
+        More per-frame arrays by name (``spin``, ``force_mag``, ...): one array for
+        each system, first axis ``nframes``.
 
     Returns
     -------
@@ -222,6 +229,8 @@ def write_lmdb(
                     "energies": packed(frames.energy[i : i + 1]),
                     "forces": packed(frames.force[i]),
                 }
+                for name, arrays in (extra or {}).items():
+                    record[name] = packed(arrays[number][i])
                 transaction.put(
                     format(len(nlocs), "012d").encode(), msgpack.packb(record)
                 )

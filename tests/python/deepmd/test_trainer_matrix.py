@@ -25,6 +25,7 @@ NAMES = [
     "lmdb and ema",
     "ragged lmdb and zero",
     "frame and atom parameters",
+    "spin",
     "init-model",
     "finetune",
 ]
@@ -131,7 +132,8 @@ def test_inputs_and_labels_of_a_display_are_dropped(pair: Pair) -> None:
 def test_each_compiled_lower_has_its_lifeline_and_no_new_state(pair: Pair) -> None:
     facts = pair.plugin.facts
     assert pair.stock.facts["lifelines"] == 0  # the control
-    assert facts["lifelines"] == facts["lowers"] == pair.stock.facts["lowers"]
+    # Training may end before stock compiled every task.
+    assert facts["lifelines"] == facts["lowers"] >= pair.stock.facts["lowers"] > 0
     assert facts["state_keys"] == pair.stock.facts["state_keys"]
 
 

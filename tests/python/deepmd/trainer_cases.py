@@ -34,6 +34,18 @@ def cases(data: Data) -> list[Case]:
             "numb_aparam": 1,
         }
     }
+    magnetic = {
+        "loss": {
+            "type": "ener_spin",
+            "start_pref_e": 0.02,
+            "limit_pref_e": 1,
+            "start_pref_fr": 100,
+            "limit_pref_fr": 1,
+            "start_pref_fm": 10,
+            "limit_pref_fm": 1,
+        },
+        "model": {"spin": {"use_spin": [True, False], "virtual_scale": [0.3]}},
+    }
     plain = single(GRAPH, data.lmdb, training={"enable_ema": True, "ema_decay": 0.9})
     return [
         {"name": "several tasks", "backend": "aot_eager", "input": several_input},
@@ -63,6 +75,7 @@ def cases(data: Data) -> list[Case]:
             "name": "frame and atom parameters",
             "input": single(GRAPH, [data.conditioned], model=conditioned),
         },
+        {"name": "spin", "input": single(DENSE, data.magnetic, **magnetic)},
         {
             "name": "init-model",
             "input": single(GRAPH, [data.large, data.silver], batch_size="mixed:2"),

@@ -57,6 +57,15 @@ class Data:
                 "aparam": rng.standard_normal((6, 8, 1)),
             },
         )
+        moments = rng.standard_normal((6, 8, 3))
+        moments[:, ::4] = 0.0  # silver, which has none
+        #: stock 3.2.0 reads magnetic moments from LMDB only
+        self.magnetic = write_lmdb(
+            root / "magnetic.lmdb",
+            [large],
+            type_map=_TYPES,
+            extra={"spin": [moments], "force_mag": [0.1 * moments]},
+        )
         self.lmdb = write_lmdb(root / "two_sizes.lmdb", [large, small], type_map=_TYPES)
 
 
@@ -95,6 +104,7 @@ def single(
 ) -> Input:
     """One task."""
     options = _training(steps) | (training or {})
+    loss = sections.pop("loss", _LOSS)
     options["training_data"] = {"systems": systems, "batch_size": batch_size}
     if validation:
         options["validation_data"] = {"systems": validation, "batch_size": 1}
@@ -106,7 +116,7 @@ def single(
         }
         | (model or {}),
         "learning_rate": _LEARNING,
-        "loss": _LOSS,
+        "loss": loss,
         "training": options,
         **sections,
     }
