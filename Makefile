@@ -70,12 +70,12 @@ test-cpp: build
 	@cd $(BUILD) && $(CURDIR)/$(BIN)/ctest -j2 --output-on-failure
 
 test-python: build
-	@$(BIN)/python -m pytest -m "not faults and not trainer" -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m "not faults" -n 2 --dist loadfile
 
 test: build lint test-cpp test-python ## everything (CI runs this)
 	@echo "make test: all passed"
 
-test-trainer: build ## deepmd-kit's real trainer: bitwise equality, two ranks, the seed case
+test-trainer: build ## only deepmd-kit's real trainer (part of test): bitwise equality, two ranks
 	@$(BIN)/python -m pytest -m trainer
 
 test-faults: build ## the long suites: fault matrix, 10,000 random tensor webs

@@ -75,6 +75,7 @@ class Plan:
             # Read here, so that a trainer we do not know is told before a batch
             # is drawn.
             structure = structures.setdefault(compiled._structure_key, len(structures))
+            dict(compiled._compiled_lower_by_mode)
             self._constants[key] = _constants_of(compiled)
             modes = {True: self._train_classes(key)}
             if compiled._compile_eval:
@@ -82,7 +83,6 @@ class Plan:
             for training, classes in modes.items():
                 if classes:
                     self._add(key, compiled, structure, training, classes)
-        dict(compiled._compiled_lower_by_mode), compiled._task_buffers
 
     def _train_classes(self, key: str) -> list[tuple[bool, ShapeClass]]:
         data = self._trainer.training_data_by_task[key]
