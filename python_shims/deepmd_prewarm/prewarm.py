@@ -165,14 +165,16 @@ def prewarm(
         pid=os.getpid(),
         entered_s=entered - opened,
     )
+    from .compile_leftovers import Leftovers
     from .task_run import TaskRun
 
+    leftovers = Leftovers()
     view = make_view(progress, mine.rank)
     try:
         for number, task in enumerate(listed, 1):
             view.begin(task.name, number, len(listed))
             entering(f"compile {task.name}")
-            run = TaskRun(task, mine.tasks, opened, device)
+            run = TaskRun(task, mine.tasks, opened, device, leftovers)
             failure = run.warm(before_task, after_task)
             view.compiled(run.record)
             waiting = time.perf_counter()

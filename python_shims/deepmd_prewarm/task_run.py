@@ -16,6 +16,7 @@ import torch
 from ._callee import compiled_in, modules_in
 from .collective_free import collective_free, first_collective_module
 from .compile_counters import CompileMeter
+from .compile_leftovers import Leftovers, trim_heap
 from .ops import cache_bytes, release_trace_inputs, safe_empty_cache
 from .random_streams import unchanged_random_streams
 from .report import SpanKind, TaskRecord
@@ -43,6 +44,8 @@ class TaskRun:
         Reading of `time.perf_counter` from which the record counts.
     device
         Whose memory to report; None: that of the task's parameters.
+    leftovers
+        Frees what compiling leaves behind; None: it stays.
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class TaskRun:
         earlier: Sequence[TaskRecord],
         origin: float,
         device: torch.device | str | None,
+        leftovers: Leftovers | None = None,
     ) -> None:
         self.task = task
         self.record = TaskRecord(name=task.name, mode=task.mode)
         self.record._origin = origin
         self._earlier = earlier
+        self._leftovers = leftovers
         self._modules = [*task.modules, *modules_in(task.fn)]
         self._device = _device_of(self._modules) if device is None else device
         self._footprint = Footprint()
@@ -97,14 +102,31 @@ class TaskRun:
         record.cache_misses = counts.cache_misses
         end = time.perf_counter()
         self._fill_spans(start, end)
+        self._release_leftovers()
         if gc.isenabled():  # a trainer that switched it off has its reasons
             gc.collect()
+        trim_heap()
         safe_empty_cache(device)
         record.bytes_released += self._footprint.gone()
         record.rss_after = psutil.Process().memory_info().rss
         record.device_after = cache_bytes(device)[0]
         record.add_span("release", end, time.perf_counter())
         return failure
+
+    def _release_leftovers(self) -> None:
+        if self._leftovers is None:
+            return
+        try:
+            self._leftovers.release()
+        except Exception as error:  # ours: costs memory, not the training
+            _log.warning(
+                "deepmd-prewarm: cannot free what compiling '%s' left behind"
+                " (%s: %s). Training is not affected",
+                self.task.name,
+                type(error).__name__,
+                error,
+            )
+            self._leftovers = None
 
     def _with_hooks(
         self, before_task: TaskHook | None, after_task: TaskHook | None
