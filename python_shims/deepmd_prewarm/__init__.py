@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         sync_ranks,
         together,
     )
+    from deepmd_prewarm.audit import Audit, audit
     from deepmd_prewarm.ops import (
         cache_bytes,
         explain_release,
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
 
 # Public name -> the module that has it.
 _HOME = {
+    "Audit": "audit",
     "CompiledTask": "tasks",
     "PrewarmReport": "report",
     "PrewarmTask": "prewarm",
     "agree": "agreement",
     "agree_to_degrade": "agreement",
+    "audit": "audit",
     "cache_bytes": "ops",
     "explain_release": "ops",
     "keep_alive": "tasks",
@@ -62,15 +65,24 @@ _HOME = {
     "warmup_compiled": "tasks",
 }
 # What must work when the library is missing or does not fit.
-_WITHOUT_LIBRARY = {"PrewarmReport", "agree_to_degrade", "library_path", "load"}
+_WITHOUT_LIBRARY = {
+    "Audit",
+    "PrewarmReport",
+    "agree_to_degrade",
+    "audit",
+    "library_path",
+    "load",
+}
 
 __all__ = [
+    "Audit",
     "CompiledTask",
     "PrewarmReport",
     "PrewarmTask",
     "__version__",
     "agree",
     "agree_to_degrade",
+    "audit",
     "cache_bytes",
     "explain_release",
     "keep_alive",

@@ -5,11 +5,12 @@ Every private name of torch that this needs is used in this file. One that a tor
 release lacks is told once, by name (`missing`), and the rest goes on: the cost is
 memory, never a wrong number.
 
-Freed after a task: fake tensors in the metadata of the graphs that the task's turn
-made, the memo tables of its shape environments, Dynamo's memo of cleaned
-instructions, and free heap pages. Kept: graphs, their code, guards, every symbolic
-integer (view metadata in C++ points to some of them), and the metadata of a backward
-that is still to be compiled and of an `ExportedProgram`.
+Freed after a task: the metadata of the nodes of graphs that the task's turn made
+(fake tensors, stack traces, provenance), the memo tables of its shape environments,
+Dynamo's memo of cleaned instructions, and free heap pages. Kept: graphs, their code,
+guards, every symbolic integer of a graph (view metadata in C++ points to some of
+them), and the metadata of a backward that is still to be compiled and of an
+`ExportedProgram`.
 
 Environment variables: ``DP_PREWARM_LEFTOVERS=0`` keeps everything;
 ``DP_PREWARM_TRIM=0`` leaves free heap pages with the process.
@@ -113,6 +114,12 @@ def trim_heap() -> bool:
     return True
 
 
+#: The symbolic integers that a graph's metadata had: they live as long as the graph.
+_symbols_of: weakref.WeakKeyDictionary[torch.fx.Graph, list[Any]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 class Leftovers:
     """Graphs that were there before, so that only later ones are touched.
 
@@ -122,10 +129,6 @@ class Leftovers:
     def __init__(self) -> None:
         self._known: weakref.WeakSet[torch.fx.Graph] = weakref.WeakSet()
         self._known_envs: weakref.WeakSet[Any] = weakref.WeakSet()
-        # What the metadata's tensors took their sizes from, beside its graph.
-        self._symbols: weakref.WeakKeyDictionary[torch.fx.Graph, list[Any]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._on = os.environ.get("DP_PREWARM_LEFTOVERS", "1") != "0"
         if self._on:
             self._known.update(_instances(torch.fx.Graph))
@@ -155,7 +158,7 @@ class Leftovers:
             # By node: one that was erased is in no graph's list, but may be alive.
             nodes = [one for one in found if isinstance(one, torch.fx.Node)]
             dropped = sum(
-                self._drop_fakes(one) for one in nodes if id(one.graph) not in needed
+                self._drop_metadata(one) for one in nodes if id(one.graph) not in needed
             )
             self._known.update(
                 one.graph for one in nodes if id(one.graph) not in needed
@@ -176,8 +179,6 @@ class Leftovers:
         shape_env.fake_tensor_cache.clear()
         inputs = getattr(shape_env, "tracked_fakes", None)
         if inputs and not keep_inputs and shape_env not in self._known_envs:
-            symbols = [list(_symbols(list(_tensors(one.fake)))) for one in inputs]
-            shape_env._deepmd_prewarm_symbols = symbols
             inputs.clear()
 
     def _settle_backwards(self) -> set[int] | None:
@@ -199,17 +200,16 @@ class Leftovers:
                 info.placeholder_list.clear()
         return pending
 
-    def _drop_fakes(self, node: torch.fx.Node) -> int:
+    def _drop_metadata(self, node: torch.fx.Node) -> int:
         if node.graph in self._known:
             return 0
-        dropped = 0
-        for key, value in list(node.meta.items()):
-            tensors = list(_tensors(value))
-            if tensors:
-                symbols = self._symbols.setdefault(node.graph, [])
-                symbols.extend(_symbols(tensors))
-                del node.meta[key]
-                dropped += 1
+        symbols: list[Any] = []
+        for value in node.meta.values():
+            symbols.extend(_symbols(value))
+        dropped = len(node.meta)
+        node.meta.clear()
+        if symbols:
+            _symbols_of.setdefault(node.graph, []).extend(symbols)
         return dropped
 
 
@@ -221,21 +221,17 @@ def _instances(*kinds: type) -> Iterator[Any]:
     return (one for one in gc.get_objects() if issubclass(type(one), kinds))
 
 
-def _tensors(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _symbols(value: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield the symbolic integers of a value: its own and those of its tensors."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         yield value
+    elif isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            sizes = (*value.shape, *value.stride(), value.storage_offset())
+            yield from (one for one in sizes if isinstance(one, torch.SymInt))
     elif depth and isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors(one, depth - 1)
+            yield from _symbols(one, depth - 1)
     elif depth and isinstance(value, dict):
         for one in value.values():
-            yield from _tensors(one, depth - 1)
-
-
-def _symbols(tensors: list[torch.Tensor]) -> Iterator[Any]:
-    for tensor in tensors:
-        if tensor.layout is not torch.strided:
-            continue
-        for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()):
-            if isinstance(size, torch.SymInt):
-                yield size
+            yield from _symbols(one, depth - 1)

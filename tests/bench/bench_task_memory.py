@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -76,7 +77,7 @@ def train(tasks: int, steps: int) -> None:
 
     training.Trainer.train_step = train_step
     deepmd_train("input.json", skip_neighbor_stat=True)
-    pairs = sorted(b - a for a, b in zip(done, done[1:], strict=False))
+    pairs = sorted(b - a for a, b in itertools.pairwise(done))
     seen["median_step_s"] = pairs[len(pairs) // 2]
     seen["lcurve"] = Path("lcurve.out").read_text()
     print(json.dumps(seen))
@@ -129,7 +130,7 @@ def draw(results: dict[str, Any], counts: list[int], path: Path) -> None:
         (axes[1], "tensors", "live tensors above one task"),
     ):
         for kind, colour in zip(KINDS, ("tab:red", "tab:blue"), strict=True):
-            for cache, style in (("cold", "-"), ("warm", "--")):
+            for cache, style in zip(results, ("-", "--"), strict=False):
                 values = [
                     results[cache][str(n)][kind]["last step"][what] for n in counts
                 ]
@@ -156,6 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--caches", nargs="+", default=["cold", "warm"])
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -163,7 +165,7 @@ def main() -> int:
         train(options.child, options.steps)
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"cold": {}, "warm": {}}
+    results: dict[str, Any] = {cache: {} for cache in options.caches}
     equal = True
     for tasks in options.tasks:
         caches = {kind: Path(tempfile.mkdtemp(prefix="cache-")) for kind in KINDS}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -221,8 +222,13 @@ def test_symbolic_sizes_outlive_the_metadata_that_had_them() -> None:
     ]
     assert leftovers.release() > 0
     assert values(traced.graph) == 0
-    kept = {str(one) for one in leftovers._symbols[traced.graph]}
+    del leftovers  # prewarming is over, the graph lives on
+    kept = {str(one) for one in compile_leftovers._symbols_of[traced.graph]}
     assert kept.issuperset(symbols)
+    graph = weakref.ref(traced.graph)
+    del traced
+    gc.collect()
+    assert graph() is None  # they do not keep it
 
 
 def test_a_name_that_torch_lacks_is_told_and_the_rest_is_freed(
