@@ -190,7 +190,7 @@ def safe_empty_cache(device: str | torch.device) -> int:
     -----
     Never creates a CUDA context, on no device. Torch's allocator can only empty
     all devices at once: free blocks of another device that this process already
-    uses go back too, as in ``torch.cuda.empty_cache()``; they are not counted.
+    uses go back too, as in ``torch.cuda.empty_cache``; they are not counted.
     A device that holds no memory is left alone. Waits for the devices.
     """
     device = _device("safe_empty_cache", device)
