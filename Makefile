@@ -45,7 +45,8 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES) $(CPP_TESTS)
 	@VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/uv pip install -q \
 	  --no-deps --no-build-isolation --reinstall-package deepmd-prewarm . \
 	  -C build-dir=$(BUILD) -C cmake.define.DEEPMD_PREWARM_TESTS=ON \
-	  -C cmake.define.DEEPMD_PREWARM_WERROR=ON
+	  -C cmake.define.DEEPMD_PREWARM_WERROR=ON \
+	  -C cmake.define.DEEPMD_PREWARM_BENCH=AUTO
 	@touch $@
 
 # clang-tidy costs 27 s a file: only files that differ from the last landing.

@@ -30,7 +30,7 @@ c10::SymInt release(StorageAudit& audit) {
 c10::SymInt release_trace_inputs(
     const c10::List<std::optional<at::Tensor>>& inputs) {
   const std::lock_guard<std::mutex> lock(audit_mutex());
-  StorageAudit audit;
+  StorageAudit audit(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     audit.add(inputs.get(i).value_or(at::Tensor()));
   }
@@ -39,7 +39,7 @@ c10::SymInt release_trace_inputs(
 
 c10::SymInt release_trace_inputs_list(const c10::List<at::Tensor>& inputs) {
   const std::lock_guard<std::mutex> lock(audit_mutex());
-  StorageAudit audit;
+  StorageAudit audit(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     audit.add(inputs.get(i));
   }
@@ -49,7 +49,7 @@ c10::SymInt release_trace_inputs_list(const c10::List<at::Tensor>& inputs) {
 std::vector<std::string> explain_release(
     const c10::List<std::optional<at::Tensor>>& inputs) {
   const std::lock_guard<std::mutex> lock(audit_mutex());
-  StorageAudit audit;
+  StorageAudit audit(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     audit.add(inputs.get(i).value_or(at::Tensor()));
   }

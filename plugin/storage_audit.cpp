@@ -146,14 +146,40 @@ const char* describe(Verdict verdict) {
   return "unknown";
 }
 
-size_t StorageAudit::node_of(const at::Tensor& tensor) {
+StorageAudit::Positions::Positions(size_t expected) {
+  first_.reserve(std::min(expected, kScanned));
+}
+
+std::pair<size_t, bool> StorageAudit::Positions::find_or_add(const void* key) {
+  const auto found = std::find(first_.begin(), first_.end(), key);
+  const auto position = static_cast<size_t>(found - first_.begin());
+  if (found != first_.end()) {
+    return {position, false};
+  }
+  if (position < kScanned) {
+    first_.push_back(key);
+    return {position, true};
+  }
   const auto [entry, is_new] =
-      node_index_.try_emplace(tensor.unsafeGetTensorImpl(), nodes_.size());
+      others_.try_emplace(key, kScanned + others_.size());
+  return {entry->second, is_new};
+}
+
+StorageAudit::StorageAudit(size_t expected)
+    : node_positions_(expected), storage_positions_(expected) {
+  nodes_.reserve(expected);
+  storages_.reserve(expected);
+  elements_.reserve(expected);
+}
+
+size_t StorageAudit::node_of(const at::Tensor& tensor) {
+  const auto [position, is_new] =
+      node_positions_.find_or_add(tensor.unsafeGetTensorImpl());
   if (is_new) {
     nodes_.emplace_back();
     nodes_.back().tensor = tensor;
   }
-  return entry->second;
+  return position;
 }
 
 void StorageAudit::add(const at::Tensor& element) {
@@ -193,14 +219,13 @@ void StorageAudit::follow_views() {
 
 void StorageAudit::place_in_storage(Node& node) {
   auto* impl = node.tensor.storage().unsafeGetStorageImpl();
-  const auto [entry, is_new] =
-      storage_index_.try_emplace(impl, storages_.size());
+  const auto [position, is_new] = storage_positions_.find_or_add(impl);
   if (is_new) {
     storages_.emplace_back();
     storages_.back().impl = impl;
     storages_.back().verdict = verdict_of_memory(*impl);
   }
-  node.storage = entry->second;
+  node.storage = position;
   ++storages_[node.storage].members;
 }
 
@@ -248,7 +273,8 @@ void StorageAudit::judge_holders() {
       node.verdict =
           only_cpp && unexplained == 1 ? Verdict::kUncertain : Verdict::kHeld;
     } else if (!in_list &&
-               python_references(impl, node.tensor.use_count()) > 0) {
+               python_references(
+                   impl, static_cast<int64_t>(node.tensor.use_count())) > 0) {
       node.verdict = Verdict::kStorageShared;  // x._base under another name
     }
   }
@@ -320,6 +346,7 @@ Verdict StorageAudit::verdict(size_t element) const {
 
 size_t StorageAudit::release(const std::string& message) {
   size_t bytes = 0;
+  const auto text = kMarker + message;
   for (const auto& storage : storages_) {
     if (storage.verdict != Verdict::kRelease) {
       continue;
@@ -327,8 +354,7 @@ size_t StorageAudit::release(const std::string& message) {
     auto& impl = *storage.impl;
     // Poison first: a view that another thread takes from here on raises when
     // it is read. One that it took since decide() may be in use right now.
-    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(kMarker +
-                                                              message);
+    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
     if (static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(&impl)) >
         storage.expected_references) {
       continue;

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace deepmd_prewarm {
@@ -52,6 +53,9 @@ DEEPMD_PREWARM_API const char* describe(Verdict verdict);
 /// Not thread-safe; the audit itself holds one reference to each tensor.
 class DEEPMD_PREWARM_API StorageAudit {
  public:
+  /// `expected`: about how many elements will be added.
+  explicit StorageAudit(size_t expected = 8);
+
   /// One element of the list; undefined tensors and repetitions are fine.
   void add(const at::Tensor& element);
 
@@ -84,6 +88,20 @@ class DEEPMD_PREWARM_API StorageAudit {
   };
   static constexpr size_t kNoStorage = SIZE_MAX;
 
+  // Positions of pointers, in order of first appearance. Lists of inputs are
+  // short: a scan beats hashing for the first kScanned of them.
+  class Positions {
+   public:
+    explicit Positions(size_t expected);
+    // The position of `key`, and whether it is new.
+    std::pair<size_t, bool> find_or_add(const void* key);
+
+   private:
+    static constexpr size_t kScanned = 16;
+    std::vector<const void*> first_;
+    std::unordered_map<const void*, size_t> others_;
+  };
+
   size_t node_of(const at::Tensor& tensor);
   void follow_views();
   void place_in_storage(Node& node);
@@ -95,8 +113,8 @@ class DEEPMD_PREWARM_API StorageAudit {
   std::vector<Node> nodes_;
   std::vector<Storage> storages_;
   std::vector<size_t> elements_;  // index into nodes_, kNoStorage for None
-  std::unordered_map<const void*, size_t> node_index_;
-  std::unordered_map<const void*, size_t> storage_index_;
+  Positions node_positions_;
+  Positions storage_positions_;
 };
 
 }  // namespace deepmd_prewarm

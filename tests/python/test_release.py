@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import threading
 from typing import List, Optional  # noqa: UP035  TorchScript knows no other
@@ -313,6 +314,14 @@ def test_shared_memory_is_kept_and_a_spawned_child_reads_on(release):
     assert queue.get() == 8
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pins with CUDA only")
+def test_pinned_memory_is_released_or_stays_as_explained(release):
+    pinned = torch.ones(4).pin_memory()
+    reason = explain([pinned])[0]
+    assert release([pinned]) == (16 if reason == "release" else 0)
+    assert is_released(pinned) or pinned.tolist() == [1] * 4
+
+
 def test_copy_on_write_memory_is_kept(release):
     tensor = torch.ones(4)
     lazy = torch._lazy_clone(tensor)
@@ -585,7 +594,35 @@ def test_threads_with_overlapping_lists_free_each_tensor_at_most_once():
         assert sum(freed) == 4000 * sum(map(is_released, (a, b, c)))
 
 
-def test_a_trace_that_raises_leaves_its_inputs_whole_twenty_times():
+def test_a_view_taken_by_another_thread_meanwhile_reads_ones_or_raises_by_name():
+    for _ in range(50):
+        coord = torch.ones(1 << 16)
+        barrier = threading.Barrier(2)
+        seen = []
+
+        def read(coord=coord, barrier=barrier, seen=seen):
+            barrier.wait()
+            try:
+                seen.append(coord[1:].sum().item())
+            except RuntimeError as error:
+                seen.append(str(error)[:21])
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        barrier.wait()
+        bare([coord])
+        reader.join()
+        assert seen[0] in ((1 << 16) - 1, "release_trace_inputs:")
+
+
+def live_bytes() -> int:
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    return sum(t.nbytes for t in tensors if type(t) is torch.Tensor and not t.is_sparse)
+
+
+def test_a_trace_that_raises_leaves_its_inputs_whole_and_nothing_else_alive():
+    before = live_bytes()
     for _ in range(20):
         coord, atype = torch.ones(8), torch.zeros(8).long()
 
@@ -597,3 +634,5 @@ def test_a_trace_that_raises_leaves_its_inputs_whole_twenty_times():
             torch.fx.experimental.proxy_tensor.make_fx(broken)(coord, atype)
         assert coord.sum() == 8 and atype.sum() == 0
         assert bare([coord, atype]) == 8 * 4 + 8 * 8
+        del coord, atype, broken
+    assert live_bytes() == before

@@ -192,6 +192,16 @@ TEST(ReleaseTraceInputs, FreesAtMostOnceFromManyThreads) {
   }
 }
 
+// As while another thread's call with this tensor is under way.
+TEST(ReleaseTraceInputs, KeepsATensorThatAnotherListHolds) {
+  const auto coord = torch::rand({4});
+  auto other = list_of(coord);
+  const auto inputs = list_of(coord);
+  EXPECT_EQ(release_trace_inputs(inputs).expect_int(), 0);
+  other.clear();
+  EXPECT_EQ(release_trace_inputs(inputs).expect_int(), 16);
+}
+
 // The view either came first and can be read for good, or it came second and
 // raises by name. Nobody reads memory that is gone.
 TEST(ReleaseTraceInputs, LetsAnotherThreadTakeAViewMeanwhile) {

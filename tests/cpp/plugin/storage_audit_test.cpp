@@ -46,6 +46,26 @@ TEST(StorageAudit, CountsARepeatedTensorOnce) {
             (Verdicts{Verdict::kRelease, Verdict::kRelease}));
 }
 
+// More than the few entries that are found by a scan.
+TEST(StorageAudit, TellsThousandsOfTensorsAndStoragesApart) {
+  std::vector<at::Tensor> tensors;
+  c10::List<at::Tensor> list;
+  for (int i = 0; i < 1000; ++i) {
+    tensors.push_back(torch::rand({8}));
+    tensors.push_back(tensors.back().slice(0, 0, 4));
+  }
+  const auto shared = tensors[1998].slice(0, 1, 2);  // outside the list
+  for (const auto& tensor : tensors) {
+    list.push_back(tensor);
+    list.push_back(tensor);
+  }
+  const auto verdicts = judge_list(list);
+  ASSERT_EQ(verdicts.size(), 4000);
+  EXPECT_EQ(std::count(verdicts.begin(), verdicts.end(), Verdict::kRelease),
+            3996);
+  EXPECT_EQ(verdicts.back(), Verdict::kStorageShared);
+}
+
 TEST(StorageAudit, NamesTensorsThatHaveNothingToGiveBack) {
   EXPECT_EQ(judge(at::Tensor()), Verdicts{Verdict::kNone});
   EXPECT_EQ(judge(at::empty({0})), Verdicts{Verdict::kEmpty});
