@@ -23,6 +23,8 @@ constexpr std::chrono::milliseconds kHookPeriod{50};
 // never.
 constexpr double kConnectLimit = 60.;
 constexpr double kLeastRequestLimit = 5.;
+// A Store that serves many ranks from one busy core answers late, yet answers.
+constexpr double kRequestLimitPerRank = 0.02;
 // How long the leader stays after a verdict, so that all can take it even if
 // its process hosts the Store and ends now.
 constexpr double kDrainLimit = 2.;
@@ -204,7 +206,8 @@ void RankSession::check_store(const Meeting& meeting) const {
   std::string why = state_->gone;
   const double limit =
       state_->link.connected()
-          ? std::max(kLeastRequestLimit, state_->settings.dead_s)
+          ? std::max(kLeastRequestLimit, state_->settings.dead_s) +
+                kRequestLimitPerRank * state_->size
           : kConnectLimit;
   const double busy = state_->link.busy_for();
   if (why.empty() && busy > limit) {

@@ -53,9 +53,11 @@ class StoreLink::Request {
 StoreLink::StoreLink(std::string prefix) : prefix_(std::move(prefix)) {}
 
 void StoreLink::connect(const c10::intrusive_ptr<c10d::Store>& store) {
-  const Request request(*this);
-  store_ = own_connection(store);
-  connected_ = true;
+  {
+    const Request request(*this);
+    store_ = own_connection(store);
+  }
+  connected_ = true;  // only now: what connecting took is no late answer
 }
 
 void StoreLink::disconnect() { store_.reset(); }
