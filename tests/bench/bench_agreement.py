@@ -2,7 +2,9 @@
 """Meetings of many ranks: time, Store requests, CPU of heartbeats.
 
 Ranks are threads of one process over one TCPStore, so the Store's server, all
-native threads and all meeting threads share this machine's cores. Exit code 0 if
+native threads and all meeting threads share this machine's cores. The first
+meeting is not judged: it holds the making of a connection for each rank, for which
+c10d asks the resolver for a host name. Exit code 0 if
 64 ranks agree in under 0.5 s and 512 in under 5 s (median) and a heartbeat costs
 under 0.5 % of a core per rank.
 """
@@ -87,9 +89,9 @@ def measure(size: int, idle_s: float) -> bool:
     _library.bridge().leave_all(5.0)
     median = statistics.median(later)
     limit = LIMITS_S.get(size)
-    good = (limit is None or max(first, median) < limit) and cpu < HEARTBEAT_LIMIT
+    good = (limit is None or median < limit) and cpu < HEARTBEAT_LIMIT
     print(
-        f"{size:>5} ranks: first meeting {first:6.3f} s, then median {median:6.3f} s,"
+        f"{size:>5} ranks: connecting and first meeting {first:6.3f} s, then median {median:6.3f} s,"
         f" worst {max(later):6.3f} s"
         f" | requests a meeting: leader {max(rounds):5.1f},"
         f" others {statistics.median(rounds):4.1f}"
