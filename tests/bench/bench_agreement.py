@@ -91,7 +91,8 @@ def measure(size: int, idle_s: float) -> bool:
     limit = LIMITS_S.get(size)
     good = (limit is None or median < limit) and cpu < HEARTBEAT_LIMIT
     print(
-        f"{size:>5} ranks: connecting and first meeting {first:6.3f} s, then median {median:6.3f} s,"
+        f"{size:>5} ranks: connecting and first meeting {first:6.3f} s,"
+        f" then median {median:6.3f} s,"
         f" worst {max(later):6.3f} s"
         f" | requests a meeting: leader {max(rounds):5.1f},"
         f" others {statistics.median(rounds):4.1f}"
