@@ -207,7 +207,8 @@ class Leftovers:
         for value in node.meta.values():
             symbols.extend(_symbols(value))
         dropped = len(node.meta)
-        node.meta.clear()
+        # Not cleared: nodes of several graphs share one dictionary.
+        node.meta = {}
         if symbols:
             _symbols_of.setdefault(node.graph, []).extend(symbols)
         return dropped

@@ -17,6 +17,8 @@ from deepmd_prewarm.compile_leftovers import Leftovers
 from deepmd_prewarm.prewarm import PrewarmTask
 from deepmd_prewarm.prewarm import prewarm as real_prewarm
 from fresh_process import in_fresh_process
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -171,8 +173,19 @@ def test_a_checkpointed_second_order_step_still_works() -> None:
 
 def test_a_backward_that_is_still_to_be_compiled_keeps_its_graph() -> None:
     """Only one of two compiled regions is run backward by the warm-up."""
-    first = torch.compile(Net(4), backend="aot_eager")
-    second = torch.compile(Net(5), backend="aot_eager")
+    seen: list[int] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        return make_boxed_func(graph.forward)
+
+    def compile_backward(graph: torch.fx.GraphModule, _: object) -> object:
+        # Inductor takes sizes and strides from here.
+        seen.append(values(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=compile_backward)
+    first = torch.compile(Net(4), backend=backend)
+    second = torch.compile(Net(5), backend=backend)
     later = []
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -181,8 +194,10 @@ def test_a_backward_that_is_still_to_be_compiled_keeps_its_graph() -> None:
 
     prewarm({"t": (step, [(torch.ones(5, 3),)])})
     later.clear()
+    assert len(seen) == 1
     loss = second(torch.ones(5, 3))
     loss.backward()
+    assert seen[0] == seen[1] > 0
     twin = Net(5)
     twin(torch.ones(5, 3)).backward()
     torch.testing.assert_close(
