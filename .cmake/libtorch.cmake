@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 # Target deepmd_prewarm::libtorch, without find_package(Torch): the config of a
 # CUDA torch demands a CUDA toolkit, which a user's machine may not have, and
-# this library needs no CUDA header.
+# this library needs no CUDA header. Used by this build and by the installed
+# package.
 #
-# Looks in DEEPMD_PREWARM_TORCH_ROOT (a libtorch folder) if set, else asks the
-# Python interpreter for its torch package.
+# Looks in DEEPMD_PREWARM_TORCH_ROOT (a libtorch folder) if set, else next to the
+# installed Python package, else asks the Python interpreter for its torch.
 set(DEEPMD_PREWARM_TORCH_ROOT
     ""
     CACHE PATH "libtorch folder; empty: ask Python")
-if(NOT DEEPMD_PREWARM_TORCH_ROOT)
+if(DEEPMD_PREWARM_TORCH_ROOT)
+  set(_root "${DEEPMD_PREWARM_TORCH_ROOT}")
+elseif(EXISTS "${DEEPMD_PREWARM_TORCH_HINT}/include/torch")
+  set(_root "${DEEPMD_PREWARM_TORCH_HINT}")
+else()
   find_package(Python REQUIRED COMPONENTS Interpreter)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c "import os, importlib.util as u; \
@@ -22,8 +27,6 @@ print(os.path.dirname(u.find_spec('torch').origin))"
         "deepmd-prewarm: ${Python_EXECUTABLE} cannot find torch. Install torch, "
         "or pass -DPython_EXECUTABLE=... or -DDEEPMD_PREWARM_TORCH_ROOT=...")
   endif()
-else()
-  set(_root "${DEEPMD_PREWARM_TORCH_ROOT}")
 endif()
 set(_version_h "${_root}/include/torch/headeronly/version.h")
 if(NOT EXISTS "${_version_h}")
@@ -38,21 +41,16 @@ endforeach()
 set(DEEPMD_PREWARM_TORCH_VERSION "${_MAJOR}.${_MINOR}.${_PATCH}")
 set(DEEPMD_PREWARM_TORCH_LIB "${_root}/lib")
 
-add_library(deepmd_prewarm_libtorch INTERFACE)
-add_library(deepmd_prewarm::libtorch ALIAS deepmd_prewarm_libtorch)
-set_target_properties(deepmd_prewarm_libtorch PROPERTIES EXPORT_NAME libtorch)
-# BUILD_INTERFACE only: an installed package finds the torch of its own host.
-target_include_directories(
-  deepmd_prewarm_libtorch SYSTEM
-  INTERFACE $<BUILD_INTERFACE:${_root}/include>
-            $<BUILD_INTERFACE:${_root}/include/torch/csrc/api/include>)
-target_compile_definitions(
-  deepmd_prewarm_libtorch INTERFACE $<BUILD_INTERFACE:USE_DISTRIBUTED>
-                                    $<BUILD_INTERFACE:USE_C10D_GLOO>)
-target_link_libraries(
-  deepmd_prewarm_libtorch
-  INTERFACE $<BUILD_INTERFACE:${_root}/lib/libtorch.so>
-            $<BUILD_INTERFACE:${_root}/lib/libtorch_cpu.so>
-            $<BUILD_INTERFACE:${_root}/lib/libc10.so>)
+# Imported, so that nothing of this host's paths is installed.
+add_library(deepmd_prewarm::libtorch INTERFACE IMPORTED GLOBAL)
+set_target_properties(
+  deepmd_prewarm::libtorch
+  PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES
+    "${_root}/include;${_root}/include/torch/csrc/api/include"
+    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+    INTERFACE_LINK_LIBRARIES
+    "${_root}/lib/libtorch.so;${_root}/lib/libtorch_cpu.so;${_root}/lib/libc10.so"
+)
 message(
   STATUS "deepmd-prewarm: torch ${DEEPMD_PREWARM_TORCH_VERSION} in ${_root}")
