@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <deepmd_prewarm/plugin/discarded_backward.h>
+#include <deepmd_prewarm/plugin/torch_private.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -71,7 +72,7 @@ std::vector<at::Tensor> cut_graph(const std::vector<at::Tensor>& inputs) {
       cut.push_back(input);
       continue;
     }
-    auto end = std::make_shared<CutOff>();
+    auto end = make_node<CutOff>();
     auto tensor = input.detach();
     end->add_input_metadata(tensor);
     torch::autograd::impl::set_gradient_edge(tensor, {std::move(end), 0});

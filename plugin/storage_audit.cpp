@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/PyInterpreterHooks.h>
 #include <deepmd_prewarm/plugin/functorch_wrappers.h>
 #include <deepmd_prewarm/plugin/storage_audit.h>
 #include <torch/csrc/autograd/variable.h>
@@ -85,7 +87,7 @@ int64_t python_references(const Impl* impl, int64_t use_count) {
     return 0;
   }
   const auto count = static_cast<int64_t>(
-      impl->pyobj_slot()->load_pyobj_interpreter()->refcnt(object));
+      (*c10::impl::getGlobalPyInterpreter())->refcnt(object));
   return count - (use_count > 1 ? 1 : 0);
 }
 
