@@ -6,12 +6,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+TORCH = ".".join(version("torch").split(".")[:2])
 HOLDER = next(
-    (Path(__file__).parents[2] / "build").glob("*/tests/libstatic_task_holder.so"), None
+    (Path(__file__).parents[2] / "build").glob(
+        f"torch-{TORCH}/tests/libstatic_task_holder.so"
+    ),
+    None,
 )
 START = """
 import atexit, os, sys, threading, torch
