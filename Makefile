@@ -12,7 +12,7 @@ LOCK := .requirements/torch-2.11.txt
 BUILD := build/torch-2.11
 SOURCES := $(shell find ops plugin registration python_shims .cmake -type f \
              -not -name '*.pyc' 2>/dev/null) CMakeLists.txt pyproject.toml README.md
-CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
+CPP_TESTS := $(shell find tests/cpp tests/torchscript -type f -not -name '*.pyc' 2>/dev/null)
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t18
