@@ -142,6 +142,21 @@ def test_tasks_run_on_without_recompiling() -> None:
     assert meter.stop().total == 0
 
 
+def test_dropped_tasks_die_and_the_others_run_on_without_recompiling() -> None:
+    models = warmed(6)
+    dropped = [weakref.ref(model.net.inner.weight) for model in models[:3]]
+    dropped += [weakref.ref(model.traced) for model in models[:3]]
+    dropped += [weakref.ref(model.traced.graph) for model in models[:3]]
+    assert all(ref() is not None for ref in dropped)
+    del models[:3]
+    gc.collect()
+    assert [ref() for ref in dropped if ref() is not None] == []
+    meter = CompileMeter().start()
+    for model in models:
+        expect_eager(model, torch.randn(5, 3))
+    assert meter.stop().total == 0
+
+
 def test_another_shape_compiles_anew_and_is_right() -> None:
     (model,) = warmed(1)
     meter = CompileMeter().start()
