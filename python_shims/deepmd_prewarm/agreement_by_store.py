@@ -163,16 +163,17 @@ def _answer(store: dist.Store, rank: int, size: int, answer: dict[str, str]) -> 
     pauses = _pauses(size)
     looked = time.monotonic()
     while True:
-        if store.check([f"{scope}/0"]):
-            asks = store.get(f"{scope}/0")
-            if asks != told:
-                told = asks
-                reply = {**answer, "to": json.loads(asks)["nonce"]}
-                store.set(f"{scope}/{rank}", json.dumps(reply))
+        asks = store.get(f"{scope}/0") if store.check([f"{scope}/0"]) else b""
+        # In this order: rank 0 asks anew only after its verdict, so what is read
+        # now is the verdict on our answer if `asks` is already the next call's.
         if store.check([f"{scope}/verdict"]):
             verdict = json.loads(store.get(f"{scope}/verdict"))
             if verdict["to"].get(str(rank)) == answer["nonce"]:
                 return verdict
+        if asks != told:
+            told = asks
+            reply = {**answer, "to": json.loads(asks)["nonce"]}
+            store.set(f"{scope}/{rank}", json.dumps(reply))
         if time.monotonic() - looked >= _LOOK_S:
             looked = time.monotonic()
             if why := signs.look(0):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from deepmd_prewarm import _library, agreement
+from deepmd_prewarm import _library, agreement, agreement_by_store
 from deepmd_prewarm.agreement_by_store import agree_to_degrade, group_name_of
 from deepmd_prewarm.signs_of_life import Beat, SignsOfLife, scope_of
 from rank_threads import beat_of, make_ranks, on_ranks, wait_for_beat
@@ -244,3 +244,60 @@ def test_the_answers_in_the_store_are_json_of_a_bounded_size() -> None:
     assert len(answer["problem"]) == 65536
     _library.bridge()
     assert beat_of(store, 0, 2) is None
+
+
+class HeldStore:
+    """A Store of which one kind of look can be held back until the test says so."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self.looks: dict[str, int] = {}
+        self.before: dict[tuple[str, int], threading.Event] = {}
+        self.after: dict[tuple[str, int], threading.Event] = {}
+
+    def check(self, keys: list[str]) -> bool:
+        name = keys[0].rpartition("/")[2]
+        number = self.looks[name] = self.looks.get(name, 0) + 1
+        if (name, number) in self.before:
+            assert self.before[name, number].wait(30)
+        found: bool = self._store.check(keys)
+        if (name, number) in self.after:
+            self.after[name, number].set()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_an_answer_is_never_taken_for_the_next_call() -> None:
+    """Rank 0 calls twice while rank 1 still looks for the first verdict."""
+    shared = dist.HashStore()
+    rank_0, rank_1 = HeldStore(shared), HeldStore(shared)
+    looked_in_vain, asked_anew, looked_on = (threading.Event() for _ in range(3))
+    rank_0.before["1", 1] = looked_in_vain  # no verdict before rank 1 has looked
+    rank_1.after["verdict", 1] = looked_in_vain
+    rank_1.before["0", 2] = asked_anew
+    rank_0.after["1", 2] = asked_anew
+    rank_1.before["0", 3] = looked_on  # its second call
+    rank_0.after["1", 4] = looked_on
+    answers = [{"nonce": f"call {i}", "problem": f"{i}"} for i in (1, 2)]
+    verdicts: list[Any] = []
+
+    def chief() -> None:
+        for i in range(2):
+            own = {"nonce": f"chief {i}", "problem": ""}
+            verdicts.append(agreement_by_store._collect(rank_0, 2, own))
+
+    def other() -> None:
+        for answer in answers:
+            agreement_by_store._answer(rank_1, 1, 2, answer)
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (chief, other)]
+    threads[0].start()
+    shared.get(f"{scope_of(2)}/degrade/0")  # blocks until rank 0 asks
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [one["to"]["1"] for one in verdicts] == ["call 1", "call 2"]
+    assert [one["problems"] for one in verdicts] == [["rank 1: 1"], ["rank 1: 2"]]
