@@ -172,6 +172,7 @@ def _answer(store: dist.Store, rank: int, size: int, answer: dict[str, str]) -> 
                 return verdict
         if asks != told:
             told = asks
+            signs.heard(0)
             reply = {**answer, "to": json.loads(asks)["nonce"]}
             store.set(f"{scope}/{rank}", json.dumps(reply))
         if time.monotonic() - looked >= _LOOK_S:

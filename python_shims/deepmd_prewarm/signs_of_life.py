@@ -20,6 +20,7 @@ __all__ = ["Beat", "SignsOfLife", "scope_of"]
 _FORMAT = "1"
 # A look that comes later than this says more about the reader than the writer.
 _LONGEST_LOOK_S = 1.0
+_GRACE_S = 5.0
 
 
 def scope_of(size: int) -> str:
@@ -151,6 +152,18 @@ class SignsOfLife:
         if silent > self._dead_s * max(1.0, beat.period_s / self._beat_s):
             return f"rank {rank}{name}: no heartbeat for {silent:.0f} s"
         return None
+
+    def heard(self, rank: int) -> None:
+        """Count a message of a rank that need not beat as a sign of life.
+
+        What it decides on others reaches this rank before its own time is over.
+
+        Parameters
+        ----------
+        rank
+            Who wrote.
+        """
+        self._unseen_s[rank] = -_GRACE_S
 
     def _unseen(self, rank: int, passed: float) -> str | None:
         unseen = self._unseen_s.get(rank, 0.0) + passed
