@@ -54,7 +54,7 @@ def _child(code: str, folder: str, environment: dict[str, str]) -> None:
         sys.stdout.flush()
 
 
-def run(code: str, *, timeout_s: float = 120, **environment: object) -> Done:
+def run(code: str, *, timeout_s: float = 300, **environment: object) -> Done:
     """Run `code` with these environment variables; never raises for its fate."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {name: str(value) for name, value in environment.items()}
