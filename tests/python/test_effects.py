@@ -4,29 +4,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import deepmd_prewarm
 import pytest
 import torch
-import torch._inductor.config
 from fresh_process import output
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 deepmd_prewarm.load()
+pytest_plugins = ["fresh_compiler"]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 release = torch.ops.deepmd.release_trace_inputs
 BYTES = 16 * 16 * 4
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
-        yield
 
 
 def ones(**options: Any) -> torch.Tensor:

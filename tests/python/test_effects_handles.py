@@ -7,16 +7,17 @@ import copy
 import io
 import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import deepmd_prewarm
 import pytest
 import torch
-import torch._inductor.config
 from torch.fx.experimental.proxy_tensor import make_fx
 
 deepmd_prewarm.load()
+pytest_plugins = ["fresh_compiler"]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(4, 4)
 LOCAL = "Compiled handles are process-local"
 
@@ -46,14 +47,6 @@ class Warming(torch.nn.Module):
         torch.ops.deepmd.release_trace_inputs([y])
         torch.ops.deepmd.safe_empty_cache(torch.device("cpu"))
         return x @ x
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
-        yield
 
 
 @pytest.fixture

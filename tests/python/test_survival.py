@@ -8,17 +8,16 @@ have no pointwise arithmetic, so that Inductor needs no C++ compiler.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import deepmd_prewarm
 import pytest
 import torch
-import torch._inductor.config
-from counted_calls import counted_calls
 from torch.fx.experimental.proxy_tensor import make_fx
 
 deepmd_prewarm.load()
+pytest_plugins = ["fresh_compiler"]
 X, W = torch.randn(4, 4), torch.randn(4, 4)
 Program = Callable[..., Any]
 
@@ -43,17 +42,6 @@ EXPECTED = [
     "sync_ranks",
     "safe_empty_cache",
 ]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[str]]:
-    # Effect registration is not part of the cache key: never a used folder.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    # Six subprocesses that import torch, to ask for CPU features.
-    probes = torch._inductor.config.patch({"cpp.vec_isa_ok": True})
-    torch._dynamo.reset()
-    with probes, counted_calls() as names:
-        yield names
 
 
 def reloaded_script(module: torch.jit.ScriptModule) -> Program:

@@ -7,7 +7,6 @@ them may ever show a call that was dropped in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import deepmd_prewarm
 import pytest
 import torch
 import torch._inductor.config
-from counted_calls import counted_calls
 from torch.fx.experimental.proxy_tensor import make_fx
 
 deepmd_prewarm.load()
+pytest_plugins = ["fresh_compiler"]
 README = (Path(__file__).parents[2] / "README.md").read_text()
 X = torch.ones(4, 4)
 
@@ -50,17 +49,6 @@ def listed(line: str) -> None:
     """Expect a line of the README's table that starts like this."""
     table = README.split("### What torch cannot do", 1)[1].split("\n## ", 1)[0]
     assert f"\n| {line}" in table, line
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    with (
-        torch._inductor.config.patch({"cpp.vec_isa_ok": True}),
-        counted_calls() as calls,
-    ):
-        yield calls
 
 
 def test_aotinductor_refuses_a_release(calls: list[str], tmp_path: Path) -> None:
