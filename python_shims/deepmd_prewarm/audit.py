@@ -10,6 +10,7 @@ For any PyTorch program: nothing here knows deepmd-kit or this plugin's operator
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import types
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field
+
+from .live_objects import instances_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -146,8 +149,10 @@ def audit() -> Iterator[Audit]:
         Empty until the block ends, also by an exception.
     """
     result = Audit()
-    before = {id(one): weakref.ref(one) for one in _objects()}
-    storages = {_storage_key(one) for one in _objects() if _is_real(one)}
+    there = instances_of(*_kinds())
+    before = {id(one): weakref.ref(one) for one in there}
+    storages = {_storage_key(one) for one in there if _is_real(one)}
+    del there
     try:
         yield result
     finally:
@@ -161,7 +166,7 @@ def _fill(
         # An old id with another object behind it is a new object.
         return [
             one
-            for one in _objects()
+            for one in instances_of(*_kinds())
             if (old := before.get(id(one))) is None or old() is not one
         ]
 
@@ -189,6 +194,7 @@ def _fill(
     )
 
 
+@functools.cache
 def _kinds() -> dict[type, Kind]:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -203,12 +209,6 @@ def _kinds() -> dict[type, Kind]:
 
 def _kind_of(one: Any) -> Kind:
     return next(kind for base, kind in _kinds().items() if issubclass(type(one), base))
-
-
-def _objects() -> list[Any]:
-    # By type, not isinstance: a dead weak proxy raises when asked for its class.
-    bases = tuple(_kinds())
-    return [one for one in gc.get_objects() if issubclass(type(one), bases)]
 
 
 def _is_real(one: Any) -> bool:
@@ -296,7 +296,7 @@ def _name(one: Any, parent: Any, known: dict[int, list[Any]], depth: int) -> str
                 return f"module {type(owner).__name__}.{key}"
             if isinstance(owner, types.FunctionType):
                 return f"global {owner.__module__}.{key}"
-            if vars_of(owner) is parent:
+            if _vars_of(owner) is parent:
                 return f"attribute {type(owner).__name__}.{key}"
     if _is_plain(parent):
         if not depth:
@@ -310,25 +310,14 @@ def _name(one: Any, parent: Any, known: dict[int, list[Any]], depth: int) -> str
     if isinstance(parent, types.FunctionType):
         return f"closure of {parent.__qualname__}"
     # An object keeps its values without a dict until somebody asks for one.
-    values = vars_of(parent) or {}
+    values = _vars_of(parent) or {}
     key = next((f".{k}" for k, value in values.items() if value is one), "")
     word = "module" if isinstance(parent, torch.nn.Module) else "attribute"
     return f"{word} {type(parent).__name__}{key}"
 
 
-def vars_of(owner: Any) -> Any:
-    """Get an object's own dictionary, without running code of its class.
-
-    Parameters
-    ----------
-    owner
-        Any object.
-
-    Returns
-    -------
-    dict or None
-        None where it has none.
-    """
+def _vars_of(owner: Any) -> Any:
+    """Get an object's own dictionary, without running code of its class."""
     try:
         return object.__getattribute__(owner, "__dict__")
     except (AttributeError, TypeError):

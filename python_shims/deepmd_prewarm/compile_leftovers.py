@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import logging
 import os
 import weakref
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from .live_objects import instances_of
 
 __all__ = ["Leftovers", "missing", "trim_heap"]
 
@@ -62,9 +63,11 @@ def _lazy_backward() -> type:
     return AutogradLazyBackwardCompileInfo  # type: ignore[no-any-return]
 
 
+_INSTRUCTIONS = "bytecode_transformation._cached_cleaned_instructions"
+
 _NAMES: dict[str, Callable[[], Any]] = {
     "FakeTensorMode.cache_clear": _fake_tensor_memo,
-    "bytecode_transformation._cached_cleaned_instructions": _instruction_memo,
+    _INSTRUCTIONS: _instruction_memo,
     "ShapeEnv.fake_tensor_cache": _shape_env,
     "AutogradLazyBackwardCompileInfo": _lazy_backward,
 }
@@ -76,7 +79,7 @@ def missing() -> list[str]:
     Returns
     -------
     list of str
-        Names; empty on torch 2.11 and 2.15.
+        Names; empty on torch 2.11.
     """
     return [name for name in _NAMES if _find(name) is None]
 
@@ -131,10 +134,9 @@ class Leftovers:
         self._known_envs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._on = os.environ.get("DP_PREWARM_LEFTOVERS", "1") != "0"
         if self._on:
-            self._known.update(_instances(torch.fx.Graph))
-            shape_env = _find("ShapeEnv.fake_tensor_cache")
-            if shape_env is not None:
-                self._known_envs.update(_instances(shape_env))
+            for one in instances_of(torch.fx.Graph, *_shape_envs()):
+                known = isinstance(one, torch.fx.Graph)
+                (self._known if known else self._known_envs).add(one)
 
     def release(self) -> int:
         """Free what was left since the last call; collects no garbage itself.
@@ -146,26 +148,26 @@ class Leftovers:
         """
         if not self._on:
             return 0
-        shape_env = _find("ShapeEnv.fake_tensor_cache")
         exported = torch.export.ExportedProgram
-        envs = () if shape_env is None else (shape_env,)
-        found = list(_instances(torch.fx.Node, exported, *envs))
-        needed = {id(one.graph) for one in found if isinstance(one, exported)}
+        found = instances_of(torch.fx.Node, exported, *_shape_envs())
         pending = self._settle_backwards()
         dropped = 0
         if pending is not None:
-            needed |= pending
+            kept = {id(one.graph) for one in found if isinstance(one, exported)}
+            kept |= pending
             # By node: one that was erased is in no graph's list, but may be alive.
-            nodes = [one for one in found if isinstance(one, torch.fx.Node)]
-            dropped = sum(
-                self._drop_metadata(one) for one in nodes if id(one.graph) not in needed
-            )
-            self._known.update(
-                one.graph for one in nodes if id(one.graph) not in needed
-            )
+            nodes = [
+                one
+                for one in found
+                if isinstance(one, torch.fx.Node)
+                and id(one.graph) not in kept
+                and one.graph not in self._known
+            ]
+            dropped = sum(map(_drop_metadata, nodes))
+            self._known.update(node.graph for node in nodes)
             del nodes
         for one in found:
-            if type(one) is shape_env:
+            if isinstance(one, _shape_envs()):
                 self._forget(one, keep_inputs=pending is None or bool(pending))
         del found
         for name in ("FakeTensorMode.cache_clear", _INSTRUCTIONS):
@@ -200,26 +202,23 @@ class Leftovers:
                 info.placeholder_list.clear()
         return pending
 
-    def _drop_metadata(self, node: torch.fx.Node) -> int:
-        if node.graph in self._known:
-            return 0
-        symbols: list[Any] = []
-        for value in node.meta.values():
-            symbols.extend(_symbols(value))
-        dropped = len(node.meta)
-        # Not cleared: nodes of several graphs share one dictionary.
-        node.meta = {}
-        if symbols:
-            _symbols_of.setdefault(node.graph, []).extend(symbols)
-        return dropped
+
+def _shape_envs() -> tuple[type, ...]:
+    """Give the class of shape environments, or nothing where torch has another."""
+    shape_env = _find("ShapeEnv.fake_tensor_cache")
+    return () if shape_env is None else (shape_env,)
 
 
-_INSTRUCTIONS = "bytecode_transformation._cached_cleaned_instructions"
-
-
-def _instances(*kinds: type) -> Iterator[Any]:
-    # By type, not isinstance: a dead weak proxy raises when asked for its class.
-    return (one for one in gc.get_objects() if issubclass(type(one), kinds))
+def _drop_metadata(node: torch.fx.Node) -> int:
+    symbols: list[Any] = []
+    for value in node.meta.values():
+        symbols.extend(_symbols(value))
+    dropped = len(node.meta)
+    # Not cleared: nodes of several graphs share one dictionary.
+    node.meta = {}
+    if symbols:
+        _symbols_of.setdefault(node.graph, []).extend(symbols)
+    return dropped
 
 
 def _symbols(value: Any, depth: int = 3) -> Iterator[Any]:

@@ -107,6 +107,7 @@ class SignsOfLife:
         self._dead_s = float(os.environ.get("DP_PREWARM_DEAD_S") or 5 * beat_s)
         self._arrive_s = float(os.environ.get("DP_PREWARM_ARRIVE_S") or 600)
         self._since_ms = _own_start_ms()
+        self._place = _place()
         self._values: dict[int, bytes] = {}
         self._alive: set[int] = set()
         self._silent_s: dict[int, float] = {}
@@ -137,7 +138,7 @@ class SignsOfLife:
         if beat is None:
             return self._unseen(rank, passed)
         if changed or (
-            beat.place == _place() != "" and beat.written_ms >= self._since_ms
+            beat.place == self._place != "" and beat.written_ms >= self._since_ms
         ):
             self._alive.add(rank)
         if rank not in self._alive:  # perhaps what an earlier job left
