@@ -3,6 +3,7 @@
 // library a backend that calls a Python object, and Python a handle type whose
 // reference to that object the garbage collector can see. Needs libtorch_python
 // for the tensor casters; the library itself must load without it.
+#include <cxxabi.h>
 #include <deepmd_prewarm/plugin/compiled_task.h>
 #include <deepmd_prewarm/plugin/python_gate.h>
 #include <torch/csrc/Exceptions.h>
@@ -10,8 +11,10 @@
 #include <torch/extension.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -81,6 +84,28 @@ void drop(PyObject* object) noexcept {
   }
 }
 
+// Calls Python. Python 3.11 ends a daemon thread that outlives the interpreter
+// by unwinding it, wherever it asks for the lock; the frames above would then
+// touch Python objects without the lock. This thread stays here instead, as
+// Python 3.14 does it.
+template <typename... Arguments>
+py::object call(const py::object& method, Arguments&&... arguments) {
+  const py::tuple packed =
+      py::make_tuple(std::forward<Arguments>(arguments)...);
+  PyObject* result = nullptr;
+  try {
+    result = PyObject_CallObject(method.ptr(), packed.ptr());
+  } catch (const abi::__forced_unwind&) {
+    for (;;) {
+      std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+  if (!result) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(result);
+}
+
 // A Python object with no owner that needs the lock to be copied.
 class Owned {
  public:
@@ -132,25 +157,25 @@ class PythonBackend final : public TaskBackend {
       for (const auto& input : inputs) {
         arguments.append(input.defined() ? py::cast(input) : py::none());
       }
-      return callee.attr("run")(std::move(arguments))
+      return call(callee.attr("run"), std::move(arguments))
           .cast<std::vector<at::Tensor>>();
     });
   }
 
   std::vector<at::Tensor> state() override {
     return ask([](const py::object& callee) {
-      return callee.attr("state")().cast<std::vector<at::Tensor>>();
+      return call(callee.attr("state")).cast<std::vector<at::Tensor>>();
     });
   }
 
   std::function<void()> remember() override {
     return ask([](const py::object& callee) -> std::function<void()> {
-      auto put_back = std::make_shared<Owned>(callee.attr("remember")());
+      auto put_back = std::make_shared<Owned>(call(callee.attr("remember")));
       return [put_back] {
         Visit visit;
         if (visit) {
           visit.enter();
-          py::reinterpret_borrow<py::object>(put_back->get())();
+          call(py::reinterpret_borrow<py::object>(put_back->get()));
         }
       };
     });
@@ -164,7 +189,7 @@ class PythonBackend final : public TaskBackend {
 
   void warn_eager(const std::string& task, const std::string& reason) override {
     ask([&](const py::object& callee) {
-      callee.attr("warn_eager")(task, reason);
+      call(callee.attr("warn_eager"), task, reason);
     });
   }
 
@@ -237,9 +262,16 @@ class PythonBackend final : public TaskBackend {
   std::shared_ptr<Owned> callee_;
 };
 
+bool has_other_threads() {
+  PyThreadState* first =
+      PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  return first && PyThreadState_Next(first);
+}
+
 // Runs in atexit, with the lock held: closes every handle while references can
 // still be dropped, then lets nobody in any more.
 void end_interpreter() {
+  python_ends();
   auto& python = interpreter();
   std::vector<std::shared_ptr<Owned>> dropped;
   {
@@ -255,6 +287,12 @@ void end_interpreter() {
                          [&] { return python.visitors == 0; });
   }
   dropped.clear();
+  if (has_other_threads()) {
+    // They may stand between our operator and the lock; let them have it, so
+    // that they come back to an operator and stay there.
+    const py::gil_scoped_release released;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
   const std::lock_guard<std::mutex> lock(python.mutex);
   python.gone = true;
 }
@@ -318,6 +356,13 @@ const PythonGate gate{
     },
     [](void* state) {
       PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+    },
+    [] {
+#if PY_VERSION_HEX >= 0x030D0000
+      return Py_IsFinalizing() != 0 || !Py_IsInitialized();
+#else
+      return _Py_IsFinalizing() != 0 || !Py_IsInitialized();
+#endif
     }};
 
 }  // namespace

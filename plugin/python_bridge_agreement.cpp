@@ -2,6 +2,7 @@
 // The part of the bridge that lets a wait for other ranks end on Ctrl-C and log
 // through Python, and hands on what the operator's schema has no place for.
 #include <deepmd_prewarm/ops/sync_ranks.h>
+#include <deepmd_prewarm/plugin/python_gate.h>
 #include <deepmd_prewarm/plugin/rank_agreement.h>
 #include <deepmd_prewarm/plugin/wait_hooks.h>
 #include <torch/extension.h>
@@ -48,6 +49,7 @@ void bind_agreement(py::module_& m) {
       [](const std::string& group_name, const std::string& phase,
          const std::string& error, const std::string& fingerprint,
          double timeout_s) {
+        const ReturnToPython gate;
         meet(group_name, Meeting{phase, error, fingerprint, timeout_s});
       },
       py::arg("group_name"), py::arg("phase"), py::arg("error"),

@@ -8,6 +8,7 @@
 #include <deepmd_prewarm/ops/sync_ranks.h>
 #include <deepmd_prewarm/ops/warmup_compiled.h>
 #include <deepmd_prewarm/plugin/functorch_wrappers.h>
+#include <deepmd_prewarm/plugin/python_gate.h>
 
 #include <utility>
 
@@ -36,6 +37,7 @@ auto kernel(
   return torch::dispatch(
       key, [name, function](Arguments... arguments) -> Result {
         expect_no_tracing(name);
+        const ReturnToPython gate;
         return function(std::forward<Arguments>(arguments)...);
       });
 }

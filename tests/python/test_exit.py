@@ -66,13 +66,49 @@ ENDINGS = {
         "assert inside.wait(60)"
     ),
     "a thread that keeps warming": (
-        "count = iter(range(10**9))\n"
         "started = threading.Event()\n"
         "def busy():\n"
         "    while True:\n"
         "        warmup_compiled(task, [torch.ones(2, 3)]); started.set()\n"
         "threading.Thread(target=busy, daemon=True).start()\n"
         "assert started.wait(60)"
+    ),
+    "a thread that runs Python in a callable": (
+        "started = threading.Event()\n"
+        "def endless(x):\n"
+        "    while True:\n"
+        "        started.set()\n"
+        "endless_task = CompiledTask.from_callable('e', endless)\n"
+        "threading.Thread(target=warmup_compiled, args=(endless_task, [torch.ones(1)]),"
+        " daemon=True).start()\n"
+        "assert started.wait(60)"
+    ),
+    "threads that keep calling the other operators": (
+        "started = [threading.Event() for _ in range(3)]\n"
+        "def busy(number, call):\n"
+        "    while True:\n"
+        "        call(); started[number].set()\n"
+        "import deepmd_prewarm\n"
+        "calls = [lambda: torch.ops.deepmd.safe_empty_cache('cpu'),\n"
+        "    lambda: torch.ops.deepmd.release_trace_inputs([]),\n"
+        "    lambda: torch.ops.deepmd.scalarize_losses({'a': x}, None)]\n"
+        "x = torch.ones(())\n"
+        "for number, call in enumerate(calls):\n"
+        "    threading.Thread(target=busy, args=(number, call), daemon=True).start()\n"
+        "assert all(s.wait(60) for s in started)"
+    ),
+    "an atexit function that joins a warming thread": (
+        "started = threading.Event()\n"
+        "def busy():\n"
+        "    try:\n"
+        "        while True:\n"
+        "            warmup_compiled(task, [torch.ones(2, 3)]); started.set()\n"
+        "    except RuntimeError:\n"
+        "        pass\n"
+        "thread = threading.Thread(target=busy, daemon=True)\n"
+        "thread.start()\n"
+        "assert started.wait(60)\n"
+        "first = thread.join"
     ),
     "a thread that waits for its turn": (
         "inside = threading.Event()\n"
