@@ -490,6 +490,37 @@ def stagger(rank: int, late: list[int]) -> dict[str, Any]:
     return {"ready": report.world_size, "sum": group_works()}
 
 
+def broken_cache(rank: int, broken: list[int]) -> dict[str, Any]:
+    """Field case B7: the compiler's cache folder cannot be written on some ranks."""
+    import os
+    import tempfile
+
+    net = torch.nn.Linear(3, 1)
+    task = PrewarmTask("a", compiled(net, backend="inductor"), [(torch.ones(2, 3),)])
+    kept = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        # No folder can be made below a file, for root neither.
+        place = f"{folder}/cache"
+        if rank in broken:
+            with open(place, "w") as file:
+                file.write("not a folder")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{place}/inductor"
+        try:
+            failed = raised(lambda: prewarm([task], progress=False))
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+        between = group_works()
+    torch._dynamo.reset()
+    report = prewarm([task], progress=False)
+    return {
+        **failed,
+        "between": between,
+        "later": report.task("a", rank=rank).source,
+        "sum": group_works(),
+    }
+
+
 def connected(rank: int) -> dict[str, Any]:
     """Make CPU the accelerator: the group's communicator is used, once."""
     from deepmd_prewarm.agreement import connect_communicators
@@ -541,6 +572,7 @@ CASES = {
         phases,
         mixes,
         stagger,
+        broken_cache,
         connected,
     )
 }

@@ -200,6 +200,20 @@ def test_a_collective_after_any_stagger_pairs_with_its_own(pair, late):
         assert answer == {"ready": 2, "sum": 3.0}
 
 
+@pytest.mark.parametrize("broken", [[], [1], [0, 1]], ids=["none", "1", "both"])
+def test_a_cache_that_cannot_be_written_is_told_to_both_ranks(pair, broken):
+    for rank, answer in enumerate(pair.run("broken_cache", broken=broken)):
+        if broken:
+            assert "NotADirectoryError" in answer["text"]
+            assert "rank 1" in answer["text"] or rank in broken
+            assert "rank 0 in" not in answer["text"] or 0 in broken
+        else:
+            assert answer["type"] is None
+        assert answer["between"] == 3.0
+        assert answer["later"] in {"compiled", "loaded"}  # from a whole cache
+        assert answer["sum"] == 3.0
+
+
 def test_communicators_connect_once_where_there_is_a_device(pair):
     for answer in pair.run("connected"):
         assert answer["without"] is False
