@@ -120,6 +120,39 @@ def test_strict_export_refuses_a_handle_that_is_an_attribute(
     assert calls == ["warmup_compiled"]
 
 
+def test_a_handle_frozen_into_a_constant_is_saved_without_its_module(
+    tmp_path: Path,
+) -> None:
+    listed("a handle in a frozen module")
+
+    class Square(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x
+
+    class Trainer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.square = torch.jit.script(Square())
+            self.handle = deepmd_prewarm.CompiledTask.from_script("t", self.square)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.ops.deepmd.warmup_compiled(self.handle, [x])
+            return self.square(x)
+
+    trainer = torch.jit.script(Trainer().eval())
+    constant, kept = (str(tmp_path / name) for name in ("constant.pt", "kept.pt"))
+    frozen = torch.jit.freeze(trainer)
+    assert torch.equal(frozen(X), X @ X)
+    assert trainer.handle.stats()["runs"] == 1
+    frozen.save(constant)
+    with pytest.raises(RuntimeError, match=r"Unknown type name '__torch__\..*Square'"):
+        torch.jit.load(constant)
+    torch.jit.freeze(trainer, preserved_attrs=["handle"]).save(kept)
+    loaded = torch.jit.load(kept)
+    assert torch.equal(loaded(X), X @ X)
+    assert loaded.handle.is_warm()
+
+
 def test_aot_eager_cannot_see_what_its_partitioner_saved() -> None:
     listed('`torch.compile(backend="aot_eager")` of a training step')
 
