@@ -19,11 +19,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, Field
 
+from .held_objects import Held, Kind
 from .live_objects import instances_of
 
 if TYPE_CHECKING:
@@ -31,22 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "Held", "audit"]
 
-Kind = Literal["tensor", "fake tensor", "graph", "shape environment"]
-
 # How far from an object its holder is looked for: list in dict in object.
 _DEPTH = 4
-
-
-class Held(BaseModel):
-    """Objects of one kind that one holder keeps alive."""
-
-    kind: Kind
-    #: who: "module Linear.weight", "graph metadata: val", "list", "frame of f", ...
-    holder: str
-    device: str = ""
-    count: int = 0
-    #: of storages that nothing older had, each counted once, bytes
-    nbytes: int = 0
 
 
 class Audit(BaseModel):

@@ -24,6 +24,8 @@ from pydantic import (
     model_validator,
 )
 
+from .held_objects import Held
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -87,6 +89,8 @@ class TaskRecord(_Record):
     #: a training warm-up had gradients on and ran a backward
     covers_training: bool = True
     spans: list[Span] = Field(default_factory=list)
+    #: what its turn made and left alive, by holder; None: not asked for
+    alive: list[Held] | None = None
 
     _origin: float = PrivateAttr(default=0.0)
     _footprint: Any = PrivateAttr(default=None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .report import PrewarmReport, TaskRecord
 
-__all__ = ["megabytes", "print_report", "tabulate"]
+__all__ = ["megabytes", "print_report", "tabulate", "tabulate_alive"]
 
 
 def megabytes(size: float) -> str:
@@ -102,8 +102,49 @@ def tabulate(report: PrewarmReport) -> Table:
     return table
 
 
+def tabulate_alive(report: PrewarmReport) -> Table | None:
+    """One row for each group that a task's audit found.
+
+    Parameters
+    ----------
+    report
+        What to show.
+
+    Returns
+    -------
+    rich.table.Table or None
+        The table; None where no task was audited.
+    """
+    table = Table(title="made in a task's turn and still alive after it")
+    for heading in ("rank", "task", "kind", "held by", "device", "count", "size"):
+        right = heading in ("rank", "count", "size")
+        table.add_column(heading, justify="right" if right else "left")
+    audited = [
+        (record.rank, task.name, task.alive)
+        for record in report.ranks
+        for task in record.tasks
+        if task.alive is not None
+    ]
+    for rank, name, alive in audited:
+        for number, one in enumerate(alive):
+            row = [
+                str(rank) if number == 0 else "",
+                name if number == 0 else "",
+                one.kind,
+                one.holder,
+                one.device,
+                str(one.count),
+                megabytes(one.nbytes),
+            ]
+            last = number == len(alive) - 1
+            table.add_row(*(Text(cell) for cell in row), end_section=last)
+        if not alive:
+            table.add_row(str(rank), Text(name), "nothing", end_section=True)
+    return table if audited else None
+
+
 def print_report(report: PrewarmReport, console: Console) -> None:
-    """Table and warnings.
+    """Tables and warnings.
 
     Parameters
     ----------
@@ -113,5 +154,8 @@ def print_report(report: PrewarmReport, console: Console) -> None:
         Where to.
     """
     console.print(tabulate(report))
+    alive = tabulate_alive(report)
+    if alive is not None:
+        console.print(alive)
     for warning in report.warnings():
         console.print(Text(f"warning: {warning}", style="yellow"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 import types
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from ._callee import compiled_in, modules_in
 from .collective_free import collective_free, first_collective_module
 from .compile_counters import CompileMeter
 from .compile_leftovers import Leftovers, trim_heap
+from .held_objects import largest
 from .ops import cache_bytes, release_trace_inputs, safe_empty_cache
 from .random_streams import unchanged_random_streams
 from .report import SpanKind, TaskRecord
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["TaskRun"]
 
 _log = logging.getLogger(__name__)
+
+# Lines of a task's audit in the report; each rank's record goes through the Store.
+_GROUPS = 30
 
 
 class TaskRun:
@@ -82,6 +87,31 @@ class TaskRun:
         BaseException or None
             What went wrong: it is the caller's to tell the other ranks.
         """
+        if os.environ.get("DP_PREWARM_AUDIT", "0") in ("", "0"):
+            return self._warm(before_task, after_task)
+        from .audit import audit
+
+        failure, warmed = None, False
+        try:
+            with audit() as found:
+                failure = self._warm(before_task, after_task)
+                warmed = True
+            self.record.alive = largest(found.held, _GROUPS)
+        except Exception as error:
+            if not warmed:
+                raise
+            _log.warning(
+                "deepmd-prewarm: cannot tell what '%s' left alive (%s: %s). Training is"
+                " not affected",
+                self.task.name,
+                type(error).__name__,
+                error,
+            )
+        return failure
+
+    def _warm(
+        self, before_task: TaskHook | None, after_task: TaskHook | None
+    ) -> BaseException | None:
         record, device = self.record, torch.device(self._device)
         record.device = str(device)
         record.rss_before = psutil.Process().memory_info().rss
