@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import requires
-from importlib.util import find_spec
 from pathlib import Path
 
 import deepmd_prewarm
@@ -14,6 +13,7 @@ import pytest
 import torch
 from deepmd_prewarm import _library
 from fresh_process import output
+from library_copies import needs_deepmd_kit
 
 LIBRARY = deepmd_prewarm.library_path()
 RELEASE = str(torch.__version__).split("+")[0]
@@ -207,8 +207,7 @@ def test_the_distribution_names_its_torch_and_carries_none() -> None:
 
 @pytest.mark.parametrize("first", ["plugin", "deepmd"])
 def test_it_loads_before_and_after_deepmd_kits_library(first: str) -> None:
-    if find_spec("deepmd") is None:
-        pytest.skip("deepmd-kit is not installed")
+    needs_deepmd_kit()
     code = f"""
 import torch, pathlib, importlib.util, ctypes, sys
 root = pathlib.Path(importlib.util.find_spec("deepmd").origin).parent

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from fresh_process import output, run
-from library_copies import LIBRARY, OTHER_VERSION, VERSION, built, make_copies
+from library_copies import (
+    LIBRARY,
+    OTHER_VERSION,
+    VERSION,
+    built,
+    make_copies,
+    needs_deepmd_kit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +148,7 @@ except ImportError as error:
 def test_two_copies_and_deepmd_kits_library_live_together(
     first: str, copies: dict[str, Path]
 ) -> None:
-    if find_spec("deepmd") is None:
-        pytest.skip("deepmd-kit is not installed")
+    needs_deepmd_kit()
     code = f"""
 import torch, pathlib, importlib.util, ctypes, sys, deepmd_prewarm
 {CHECK}

@@ -113,7 +113,8 @@ def test_strict_export_refuses_a_handle_that_is_an_attribute(
     calls: list[str],
 ) -> None:
     listed("`torch.export.export(strict=True)` of a module that holds a handle")
-    with pytest.raises(AssertionError):
+    # torch 2.11 asserts that it is a node of the graph, 2.15 asks for its `__eq__`.
+    with pytest.raises((AssertionError, NotImplementedError)):
         torch.export.export(Warming(), (X,), strict=True)
     assert calls == []
     torch.export.export(Warming(), (X,)).module()(X)
