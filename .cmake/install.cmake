@@ -28,8 +28,12 @@ foreach(room ops plugin)
     DIRECTORY ${room}/
     DESTINATION include/deepmd_prewarm/${room}
     FILES_MATCHING
-    PATTERN "*.h")
+    PATTERN "*.h"
+    PATTERN "cuda_parts.h" EXCLUDE)
 endforeach()
+if(DEEPMD_PREWARM_HAS_CUDA)
+  install(TARGETS deepmd_prewarm_cuda LIBRARY DESTINATION lib)
+endif()
 if(DEEPMD_PREWARM_BRIDGE)
   install(TARGETS deepmd_prewarm_bridge LIBRARY DESTINATION .)
 endif()

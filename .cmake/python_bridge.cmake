@@ -2,8 +2,13 @@
 # The extension module deepmd_prewarm._bridge: the only object that knows Python.
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 python_add_library(
-  deepmd_prewarm_bridge MODULE WITH_SOABI plugin/python_bridge.cpp
-  plugin/python_bridge_agreement.cpp plugin/python_bridge_losses.cpp)
+  deepmd_prewarm_bridge
+  MODULE
+  WITH_SOABI
+  plugin/python_bridge.cpp
+  plugin/python_bridge_agreement.cpp
+  plugin/python_bridge_device.cpp
+  plugin/python_bridge_losses.cpp)
 set_compile_options(deepmd_prewarm_bridge)
 set_target_properties(
   deepmd_prewarm_bridge

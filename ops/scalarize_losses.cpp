@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 #include <deepmd_prewarm/ops/scalarize_losses.h>
+#include <deepmd_prewarm/plugin/graph_capture.h>
+#include <deepmd_prewarm/plugin/pinned_memory.h>
 
 #include <algorithm>
 #include <cstring>
@@ -57,12 +59,17 @@ bool is_plain(const at::Tensor& tensor) {
 void read_device(const std::vector<NamedLoss>& losses,
                  const std::vector<size_t>& members,
                  std::vector<double>& values) {
+  const auto device = losses[members.front()].tensor.device();
+  TORCH_CHECK(!is_capturing(device),
+              "scalarize_losses: expected no CUDA graph capture on ", device,
+              ", got one: a captured loss has no value before the replay. Read "
+              "the losses after it.");
   std::vector<at::Tensor> bytes;
   bytes.reserve(members.size());
   for (const auto i : members) {
     bytes.push_back(losses[i].tensor.contiguous().view({1}).view(at::kByte));
   }
-  const auto host = at::cat(bytes).to(at::kCPU);
+  const auto host = copy_to_host(at::cat(bytes));
   const auto* data = host.const_data_ptr<uint8_t>();
   for (const auto i : members) {
     values[i] = to_double(data, losses[i].tensor.scalar_type());

@@ -17,9 +17,10 @@ namespace deepmd_prewarm {
 /// `skip_prefixes` (default {"l2_"}) left out. Integers are correctly rounded;
 /// an undefined tensor becomes NaN, as a loss that was not computed.
 ///
-/// One device-to-host copy per device, which waits for that device. Holds no
-/// graph. Raises ValueError naming the key for a tensor of another number of
-/// elements, TypeError for a complex one.
+/// One device-to-host copy per device, through page-locked memory, which waits
+/// for that device's current stream. Holds no graph. Raises ValueError naming
+/// the key for a tensor of another number of elements, TypeError for a complex
+/// one, RuntimeError while a CUDA graph is captured there.
 DEEPMD_PREWARM_API c10::Dict<std::string, double> scalarize_losses(
     const c10::Dict<std::string, at::Tensor>& losses,
     const std::optional<std::vector<std::string>>& skip_prefixes);

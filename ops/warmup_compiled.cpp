@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <cxxabi.h>
 #include <deepmd_prewarm/ops/warmup_compiled.h>
 #include <deepmd_prewarm/plugin/discarded_backward.h>
+#include <deepmd_prewarm/plugin/graph_capture.h>
 #include <deepmd_prewarm/plugin/python_gate.h>
 #include <deepmd_prewarm/plugin/side_effect_guard.h>
 #include <deepmd_prewarm/plugin/wait_hooks.h>
@@ -63,13 +65,19 @@ WarmRun run_once(TaskBackend& backend,
                  const Tensors& inputs,
                  bool backward,
                  std::unordered_set<c10::Device>& devices) {
+  // Ranges for profilers; NVTX ranges under emit_nvtx().
+  RECORD_USER_SCOPE(c10::str("deepmd_prewarm::warmup ", name));
   WarmRun run;
   const bool training_modes =
       c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
   const GraphMark mark;
   const Tensors samples = cut_graph(inputs);
   auto start = Clock::now();
-  const Tensors outputs = backend.run(samples);
+  Tensors outputs;
+  {
+    RECORD_USER_SCOPE("deepmd_prewarm::forward");
+    outputs = backend.run(samples);
+  }
   run.forward_s = seconds_since(start);
   TORCH_CHECK_TYPE(
       !outputs.empty(), "warmup_compiled: expected the callable of task '",
@@ -78,6 +86,7 @@ WarmRun run_once(TaskBackend& backend,
       "Return the loss or the model's outputs.");
   add_devices(outputs, devices);
   if (backward) {
+    RECORD_USER_SCOPE("deepmd_prewarm::backward");
     start = Clock::now();
     run.covers_training =
         discarded_backward(outputs, samples, mark) && training_modes;
@@ -100,6 +109,12 @@ void warm_up(const c10::intrusive_ptr<CompiledTask>& task,
   std::unordered_set<c10::Device> devices;
   add_devices(samples, devices);
   add_devices(state, devices);
+  for (const auto& device : devices) {
+    TORCH_CHECK(!is_capturing(device),
+                "warmup_compiled: expected no CUDA graph capture on ", device,
+                " while task '", task->name(),
+                "' warms up, got one. Warm up before the capture.");
+  }
 
   std::exception_ptr error;
   WarmRun run;

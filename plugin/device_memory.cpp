@@ -3,7 +3,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <deepmd_prewarm/plugin/device_memory.h>
-#include <dlfcn.h>
+#include <deepmd_prewarm/plugin/graph_capture.h>
+#include <deepmd_prewarm/plugin/pinned_memory.h>
 
 namespace deepmd_prewarm {
 
@@ -46,58 +47,15 @@ c10::DeviceIndex index_of(c10::Device device,
                                      : static_cast<c10::DeviceIndex>(-1);
 }
 
-// From the process if it is visible there, else from the runtime that torch has
-// loaded, if any.
-template <typename Function>
-Function* cuda_runtime_function(const char* name) {
-  if (void* symbol = dlsym(RTLD_DEFAULT, name)) {
-    return reinterpret_cast<Function*>(symbol);
-  }
-  for (const char* runtime :
-       {"libcudart.so.13", "libcudart.so.12", "libcudart.so"}) {
-    if (void* library = dlopen(runtime, RTLD_NOLOAD | RTLD_NOW)) {
-      if (void* symbol = dlsym(library, name)) {
-        return reinterpret_cast<Function*>(symbol);
-      }
-    }
-  }
-  return nullptr;
-}
-
-// Freeing memory breaks a CUDA graph capture. c10 has no question for that, so
-// the CUDA runtime that torch has loaded is asked; the stream's handle comes
-// from c10. No runtime loaded: nothing can be capturing.
-bool is_capturing(c10::Device device,
-                  const c10::impl::VirtualGuardImpl& guard) {
-  static auto* const ask =
-      cuda_runtime_function<int(void*, int*)>("cudaStreamIsCapturing");
-  static auto* const clear_error =
-      cuda_runtime_function<int()>("cudaGetLastError");
-  if (ask == nullptr || clear_error == nullptr ||
-      device.type() != c10::DeviceType::CUDA) {
-    return false;
-  }
-  int status = 0;  // cudaStreamCaptureStatusNone
-  const int error = ask(guard.getStream(device).native_handle(), &status);
-  if (error != 0) {
-    clear_error();
-  }
-  // 900..908: the cudaErrorStreamCapture... family, e.g. for the legacy stream
-  // while another stream captures.
-  return status != 0 || (error >= 900 && error <= 908);
-}
-
 // emptyCache() frees on every device that holds memory, so a capture on any of
-// them would break. The default stream is the current device's: ask each there.
+// them would break.
 bool any_capturing(c10::DeviceAllocator& allocator,
                    const c10::impl::VirtualGuardImpl& guard) {
   for (c10::DeviceIndex i = 0; i < guard.deviceCount(); ++i) {
     if (figures_of(allocator, i).reserved == 0) {
       continue;
     }
-    const c10::Device device(guard.type(), i);
-    const c10::DeviceGuard on_device(device);
-    if (is_capturing(device, guard)) {
+    if (is_capturing({guard.type(), i})) {
       return true;
     }
   }
@@ -132,6 +90,7 @@ void empty_device_cache(c10::Device device) {
     // Freeing works in the current device's context, and would create one.
     const c10::DeviceGuard on_target(c10::Device(device.type(), index));
     allocator->emptyCache();
+    empty_pinned_cache(device.type());
   }
 }
 

@@ -21,7 +21,8 @@ struct CacheFigures {
 /// has no caching allocator, or none in use yet. Does not block.
 DEEPMD_PREWARM_API CacheFigures cache_figures(c10::Device device);
 
-/// Gives the idle blocks of `device` back to the driver; waits for the device.
+/// Gives the idle blocks of `device`, and the idle page-locked host memory of
+/// its type, back to the driver; waits for the device.
 /// torch (2.11, 2.15) can only empty all devices at once: idle blocks of other
 /// devices that this process already uses go back too. Does nothing if the
 /// allocator is not in use, if `device` holds no memory, or while the current

@@ -21,6 +21,7 @@
 namespace deepmd_prewarm {
 
 void bind_agreement(pybind11::module_& m);  // python_bridge_agreement.cpp
+void bind_device(pybind11::module_& m);     // python_bridge_device.cpp
 void bind_losses(pybind11::module_& m);     // python_bridge_losses.cpp
 
 namespace {
@@ -372,6 +373,7 @@ PYBIND11_MODULE(_bridge, m) {
   using namespace deepmd_prewarm;  // NOLINT(google-build-using-namespace)
   m.doc() = "What deepmd_prewarm.tasks stands on; not for direct use.";
   bind_agreement(m);
+  bind_device(m);
   bind_losses(m);
   set_python_gate(&gate);
   py::module_::import("atexit").attr("register")(

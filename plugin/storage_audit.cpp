@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/PyInterpreterHooks.h>
+#include <deepmd_prewarm/plugin/device_release.h>
 #include <deepmd_prewarm/plugin/functorch_wrappers.h>
+#include <deepmd_prewarm/plugin/graph_capture.h>
 #include <deepmd_prewarm/plugin/storage_audit.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
@@ -68,9 +70,11 @@ Verdict verdict_of_memory(c10::StorageImpl& storage) {
   }
   // E.g. CUDA memory that was sent to another process has another deleter.
   const auto deleter = allocator->raw_deleter();
-  return deleter != nullptr && data.get_deleter() != deleter
-             ? Verdict::kBorrowed
-             : Verdict::kRelease;
+  if (deleter != nullptr && data.get_deleter() != deleter) {
+    return Verdict::kBorrowed;
+  }
+  // Its replays would read what somebody else got by then.
+  return is_capturing(data.device()) ? Verdict::kCapturing : Verdict::kRelease;
 }
 
 template <class Impl>
@@ -129,6 +133,8 @@ const char* describe(Verdict verdict) {
              "another process)";
     case Verdict::kCopyOnWrite:
       return "copy-on-write memory that another tensor may share";
+    case Verdict::kCapturing:
+      return "its device captures a CUDA graph now: release it afterwards";
     case Verdict::kAccumulator:
       return "a live graph accumulates a gradient for it";
     case Verdict::kHeld:
@@ -361,11 +367,12 @@ size_t StorageAudit::release(const std::string& message) {
         storage.expected_references) {
       continue;
     }
-    const auto device = impl._mutable_data_ptr_no_checks().device();
+    auto memory = std::move(impl._mutable_data_ptr_no_checks());
     bytes += impl.nbytes();
     // The size in bytes stays: a view of a freed tensor must fail by name when
     // it is read, not for being out of bounds when it is made.
-    impl.set_data_ptr_noswap(at::DataPtr(nullptr, device));
+    impl.set_data_ptr_noswap(at::DataPtr(nullptr, memory.device()));
+    free_on_its_device(std::move(memory));
   }
   return bytes;
 }

@@ -37,6 +37,8 @@ enum class Verdict : uint8_t {
   // Memory that is not the tensor's own.
   kBorrowed,
   kCopyOnWrite,
+  // Not now.
+  kCapturing,
   // Somebody else will read it.
   kAccumulator,
   kHeld,

@@ -286,7 +286,10 @@ def task_fingerprint(tasks: Sequence[str], world_size: int | None = None) -> str
     return "\n".join(lines)
 
 
-def connect_communicators(group: dist.ProcessGroup | None = None) -> bool:
+def connect_communicators(
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | str | None = None,
+) -> bool:
     """Make a group's device communicators now, after all ranks agreed.
 
     Device backends connect in their first collective. Where a rank died before,
@@ -298,21 +301,32 @@ def connect_communicators(group: dist.ProcessGroup | None = None) -> bool:
     ----------
     group : torch.distributed.ProcessGroup, optional
         Default: all ranks.
+    device : torch.device or str, optional
+        The device that this rank trains on. Default: the one that the group is
+        bound to, else the current one.
 
     Returns
     -------
     bool
         Whether the group has a device backend.
     """
-    if group_name_of(group) is None:
+    name = group_name_of(group)
+    if name is None:
         return False
     members = dist.group.WORLD if group is None else group
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or kind.type not in {d.type for d in members._device_types}:
         return False
-    device = torch.device(kind.type, torch.accelerator.current_device_index())
-    dist.all_reduce(torch.zeros(1, device=device), group=group)
-    torch.accelerator.synchronize(device)
+    wanted = torch.device(kind if device is None else device)
+    if wanted.type != kind.type or wanted.index is None:
+        wanted = members.bound_device_id or torch.device(
+            kind.type, torch.accelerator.current_device_index()
+        )
+    _library.bridge().connect_backend(name, str(wanted))
+    # NCCL makes its rings and trees in the first collective, and a backend
+    # without an eager way connects in it.
+    dist.all_reduce(torch.zeros(1, device=wanted), group=group)
+    torch.accelerator.synchronize(wanted)
     return True
 
 

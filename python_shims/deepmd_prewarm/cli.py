@@ -153,11 +153,12 @@ def report(folder: Path) -> None:
 
 
 @main.command()
-def doctor() -> None:
+@click.option("--device", is_flag=True, help="also run a kernel on each CUDA device")
+def doctor(device: bool) -> None:
     """Say what is installed here, and whether it fits together."""
     from .doctor import examine
 
-    findings = examine()
+    findings = examine(run_on_device=device)
     for finding in findings:
         mark = "ok  " if finding.good else "FAIL"
         click.echo(f"{mark}  {finding.subject:<16}{finding.text}")

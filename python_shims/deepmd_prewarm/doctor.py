@@ -32,26 +32,37 @@ class Finding:
     text: str
 
 
-def examine() -> list[Finding]:
+def examine(run_on_device: bool = False) -> list[Finding]:
     """Look at everything; never raises, needs no process group.
 
     Imports deepmd-kit's trainer where there is one, which takes seconds.
+
+    Parameters
+    ----------
+    run_on_device
+        Also run a kernel on each CUDA device, which creates contexts there;
+        nothing else here creates one.
 
     Returns
     -------
     list of Finding
         In the order in which to read them.
     """
-    return [
+    findings = [
         _versions(),
         _library(),
         _operators(),
+        _device(),
+        _communication(),
         _deepmd_kit(),
         _hooks(),
         _cache_folder(),
         _time_out(),
         _settings(),
     ]
+    if run_on_device:
+        findings += _kernels()
+    return findings
 
 
 def _version(name: str) -> str:
@@ -87,6 +98,62 @@ def _operators() -> Finding:
     if missing:
         return Finding(False, "operators", f"missing: {', '.join(missing)}")
     return Finding(True, "operators", ", ".join(_OPERATORS))
+
+
+def _device() -> Finding:
+    try:
+        import torch
+
+        from ._library import bridge
+
+        state, text, versions = bridge().device_extension()
+        built = torch.version.cuda or torch.version.hip
+    except Exception as error:
+        return Finding(False, "device", f"cannot be asked: {error}")
+    said = f"torch for CUDA {built}" if built else "torch without a GPU"
+    if state == "failed":
+        text = (
+            f"{said}; libdeepmd_prewarm_cuda.so does not load: {text}. Training"
+            " works; the report lacks NCCL's health"
+        )
+        return Finding(False, "device", text)
+    said += "".join(f", {name} {number}" for name, number in versions)
+    return Finding(True, "device", f"{said}; {text}")
+
+
+def _communication() -> Finding:
+    try:
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return Finding(True, "communication", "torch without torch.distributed")
+        backends = ["gloo"] if dist.is_gloo_available() else []
+        if dist.is_nccl_available():
+            version = ".".join(str(part) for part in torch.cuda.nccl.version())
+            backends.append(f"NCCL {version}")
+        backends += ["MPI"] if dist.is_mpi_available() else []
+    except Exception as error:
+        return Finding(False, "communication", f"torch does not tell: {error}")
+    return Finding(True, "communication", ", ".join(backends) or "no backend")
+
+
+def _kernels() -> list[Finding]:
+    try:
+        import torch
+
+        from ._library import bridge
+
+        count = torch.cuda.device_count()
+        problems = [bridge().probe_device(index) for index in range(count)]
+    except Exception as error:
+        return [Finding(False, "kernel", str(error))]
+    if not problems:
+        return [Finding(False, "kernel", "torch sees no CUDA device")]
+    return [
+        Finding(not problem, f"kernel on cuda:{index}", problem or "ran, result right")
+        for index, problem in enumerate(problems)
+    ]
 
 
 def _deepmd_kit() -> Finding:

@@ -32,7 +32,7 @@ from .agreement import (
 )
 from .progress import make_view
 from .record_exchange import RecordExchange
-from .report import PrewarmReport, RankRecord, TaskRecord
+from .report import BackendRecord, PrewarmReport, RankRecord, TaskRecord
 from .samples import Samples
 
 __all__ = ["PrewarmTask", "TaskHook", "prewarm"]
@@ -184,8 +184,9 @@ def prewarm(
             mine.tasks.append(run.record)
     finally:
         view.close()
+    connect_communicators(members, mine.tasks[0].device)
+    mine.backends = _backends(members, mine.tasks[0].device)
     _gather(report, mine, members, opened)
-    connect_communicators(members)
     entering("training")
     rest()
     if mine.rank == 0:
@@ -216,6 +217,20 @@ def group_timeout_s(group: dist.ProcessGroup) -> float | None:
         except (AttributeError, RuntimeError):
             continue
     return min(limits, default=None)
+
+
+def _backends(members: dist.ProcessGroup | None, device: str) -> list[BackendRecord]:
+    if members is None:
+        return []
+    index = torch.device(device).index
+    try:
+        states = _library.bridge().backend_states(
+            members.group_name, -1 if index is None else index
+        )
+    except RuntimeError as error:  # a line less in the report
+        _log.warning("deepmd-prewarm: cannot read the group's backends: %s", error)
+        return []
+    return [BackendRecord(**state) for state in states]
 
 
 def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

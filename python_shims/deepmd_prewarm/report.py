@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .compile_watch import CompileWatch
 
-__all__ = ["PrewarmReport", "RankRecord", "Span", "TaskRecord"]
+__all__ = ["BackendRecord", "PrewarmReport", "RankRecord", "Span", "TaskRecord"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +77,12 @@ class TaskRecord(_Record):
 
     # Beyond the contract.
     device: str = "cpu"
+    #: of `device_before` and `device_after`, what tensors use
+    device_used_before: int = 0
+    device_used_after: int = 0
+    #: page-locked host memory
+    pinned_before: int = 0
+    pinned_after: int = 0
     samples: int = 0
     #: running the samples, compiling and loading taken off
     run_s: float = 0.0
@@ -141,6 +147,27 @@ class TaskRecord(_Record):
             self.add_span(kind, start, time.perf_counter())
 
 
+class BackendRecord(_Record):
+    """One backend of the process group, after all ranks are connected."""
+
+    #: device type that it serves
+    device: str
+    name: str
+    #: of its collectives, in seconds; None: it does not tell
+    timeout_s: float | None = None
+    #: "none", "time-out", "communicator error", "remote error"; empty: it does not tell
+    error: str = ""
+    #: what NCCL says about the communicator, e.g. "ncclSuccess"; empty: unknown
+    communicator: str = ""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, empty if nothing is known to be."""
+        if self.communicator not in ("", "ncclSuccess", "not connected"):
+            return self.communicator
+        return "" if self.error == "none" else self.error
+
+
 class RankRecord(_Record):
     """One rank's tasks, in the order in which they were warmed."""
 
@@ -152,6 +179,8 @@ class RankRecord(_Record):
     entered_s: float = 0.0
     #: graphs compiled from step 1 on, by this rank; None: not known (yet)
     compiled_after_start: int | None = None
+    #: backends of the process group
+    backends: list[BackendRecord] = Field(default_factory=list)
 
 
 class PrewarmReport(_Record):
@@ -308,6 +337,13 @@ class PrewarmReport(_Record):
                 f"{self.compiled_after_start} graphs compiled after step 1: a shape"
                 " or a mode that no sample covered"
             )
+        said.extend(
+            f"rank {record.rank}: {backend.name} on {backend.device} reports"
+            f" {backend.problem}"
+            for record in self.ranks
+            for backend in record.backends
+            if backend.problem
+        )
         said.extend(f"prewarming was given up: {reason}" for reason in self.degraded)
         return said
 

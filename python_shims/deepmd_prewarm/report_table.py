@@ -40,6 +40,18 @@ def _graphs(task: TaskRecord) -> str:
     return f"{task.source} {task.graphs_forward}+{task.graphs_backward}"
 
 
+def _backends(report: PrewarmReport) -> str:
+    """Tell how the backends of the first rank are, those of others if they differ."""
+    told = dict.fromkeys(
+        f"{backend.name} on {backend.device}"
+        + (f" {backend.timeout_s:.0f} s" if backend.timeout_s else "")
+        + (f", {backend.communicator}" if backend.communicator else "")
+        for record in report.ranks
+        for backend in record.backends
+    )
+    return f" ({'; '.join(told)})" if told else ""
+
+
 def tabulate(report: PrewarmReport) -> Table:
     """One row per rank and task.
 
@@ -61,6 +73,7 @@ def tabulate(report: PrewarmReport) -> Table:
         f" {report.wall_s:.1f} s",
         caption=f"graphs compiled from step 1 on: {after}"
         + (f"; process group time-out {limit:.0f} s" if limit else "")
+        + _backends(report)
         + "\ngraphs: where from, forward + backward",
     )
     on_device = any(

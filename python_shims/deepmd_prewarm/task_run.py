@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from . import _library
 from ._callee import compiled_in, modules_in
 from .collective_free import collective_free, first_collective_module
 from .compile_counters import CompileMeter
@@ -115,12 +116,16 @@ class TaskRun:
         record, device = self.record, torch.device(self._device)
         record.device = str(device)
         record.rss_before = psutil.Process().memory_info().rss
-        record.device_before = cache_bytes(device)[0]
+        record.device_before, record.device_used_before = cache_bytes(device)
+        record.pinned_before = _pinned_bytes(device)
         failure: BaseException | None = None
         start = time.perf_counter()
         self._meter.start()
         try:
-            with unchanged_random_streams():
+            with (
+                torch.profiler.record_function(f"deepmd_prewarm::{self.task.name}"),
+                unchanged_random_streams(),
+            ):
                 self._with_hooks(before_task, after_task)
         except BaseException as error:
             failure = error
@@ -139,7 +144,8 @@ class TaskRun:
         safe_empty_cache(device)
         record.bytes_released += self._footprint.gone()
         record.rss_after = psutil.Process().memory_info().rss
-        record.device_after = cache_bytes(device)[0]
+        record.device_after, record.device_used_after = cache_bytes(device)
+        record.pinned_after = _pinned_bytes(device)
         record.add_span("release", end, time.perf_counter())
         return failure
 
@@ -293,6 +299,13 @@ def reaches_compiled(fn: Any, depth: int = 4) -> bool:
     cells = getattr(fn, "__closure__", None) or ()
     inner = [cell.cell_contents for cell in cells if cell != types.CellType()]
     return any(reaches_compiled(one, depth - 1) for one in inner if callable(one))
+
+
+def _pinned_bytes(device: torch.device) -> int:
+    # Only where a device is in use; the bridge is there, it made the handle.
+    if not cache_bytes(device)[0]:
+        return 0
+    return int(_library.bridge().pinned_bytes(device.type))
 
 
 def _device_of(modules: Sequence[torch.nn.Module]) -> torch.device:

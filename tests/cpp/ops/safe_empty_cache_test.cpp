@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 // The CUDA device of these tests is a fake allocator and a fake guard: they
 // count what is asked of them, and there is no driver.
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <deepmd_prewarm/ops/safe_empty_cache.h>
@@ -82,6 +83,28 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
+struct FakeHostAllocator final : at::HostAllocator {
+  int64_t idle = 0;
+  std::vector<int> current_when_emptied;
+
+  c10::DataPtr allocate(size_t) override { return {}; }
+  void copy_data(void*, const void*, size_t) const override {}
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override;
+  at::HostStats get_stats() override {
+    at::HostStats stats;
+    stats.allocated_bytes.current = idle;
+    return stats;
+  }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+
+FakeHostAllocator& host() {
+  static auto* fake = new FakeHostAllocator;
+  return *fake;
+}
+
 FakeAllocator& allocator() {
   static auto* fake = new FakeAllocator;
   return *fake;
@@ -94,6 +117,10 @@ FakeGuard& guard() {
 
 void FakeAllocator::emptyCache(c10::MempoolId_t) {
   ++emptied;
+  current_when_emptied.push_back(guard().current);
+}
+
+void FakeHostAllocator::empty_cache() {
   current_when_emptied.push_back(guard().current);
 }
 
@@ -120,6 +147,7 @@ class SafeEmptyCache : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     c10::SetAllocator(kCUDA, &allocator(), 255);
+    at::setHostAllocator(kCUDA, &host(), 255);
     c10::impl::device_guard_impl_registry[static_cast<size_t>(kCUDA)] =
         &guard();
   }
@@ -128,6 +156,8 @@ class SafeEmptyCache : public ::testing::Test {
     allocator().devices = {{0, {1000, 300, 100}}};
     allocator().emptied = 0;
     allocator().current_when_emptied.clear();
+    host().idle = 0;
+    host().current_when_emptied.clear();
     capturing_on = -1;
     guard().count = 2;
     guard().current = 0;
@@ -214,6 +244,20 @@ TEST_F(SafeEmptyCache, DoesNothingWhileAGraphIsCaptured) {
   safe_empty_cache(cuda(0));
   EXPECT_EQ(allocator().emptied, 1);
   EXPECT_EQ(guard().current, 0);
+}
+
+// Unlocking needs a context: that of a device in use, not the current one's.
+TEST_F(SafeEmptyCache, UnlocksIdleHostMemoryOnTheDeviceToo) {
+  allocator().devices = {{1, {1000, 300, 0}}};
+  safe_empty_cache(cuda(1));
+  EXPECT_TRUE(host().current_when_emptied.empty());
+  host().idle = 64;
+  capturing_on = 1;
+  safe_empty_cache(cuda(1));
+  EXPECT_TRUE(host().current_when_emptied.empty());
+  capturing_on = -1;
+  safe_empty_cache(cuda(1));
+  EXPECT_EQ(host().current_when_emptied, std::vector<int>{1});
 }
 
 TEST_F(SafeEmptyCache, ReportsTheAllocatorsFigures) {
