@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 #include <deepmd_prewarm/plugin/device_extension.h>
 #include <dlfcn.h>
-#include <sys/stat.h>
+#include <elf.h>
+
+#include <cstring>
+#include <fstream>
 
 namespace deepmd_prewarm {
 namespace {
@@ -18,9 +21,20 @@ std::string beside_this_library() {
   return slash == std::string::npos ? kFile : own.substr(0, slash + 1) + kFile;
 }
 
-bool exists(const std::string& path) {
-  struct stat info {};
-  return stat(path.c_str(), &info) == 0;
+bool exists(const std::string& path) { return std::ifstream(path).is_open(); }
+
+// Opening a library that a full disk or a broken copy cut short ends the
+// process (SIGBUS). The table of its sections is the last thing in the file.
+bool is_whole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  Elf64_Ehdr header{};
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  if (!file || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) {
+    return false;
+  }
+  file.seekg(0, std::ios::end);
+  return static_cast<uint64_t>(file.tellg()) >=
+         header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize;
 }
 
 // A driver's library can be opened without initializing the driver.
@@ -53,6 +67,10 @@ LoadedExtension load() {
   if (!torch_has_cuda()) {
     return {ExtensionState::kAbsent, nullptr,
             "not needed: this process uses a torch without CUDA"};
+  }
+  if (!is_whole(path)) {
+    return {ExtensionState::kFailed, nullptr,
+            path + " is damaged; reinstall deepmd-prewarm"};
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

@@ -174,7 +174,7 @@ print("END")
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("", "does not load"),
+        ("", "is damaged"),
         (
             'extern "C" void* deepmd_prewarm_device_extension(const char*,'
             " const char*) { return nullptr; }",
@@ -201,9 +201,9 @@ from deepmd_prewarm.doctor import _device
 found = _device()
 print(found.good, found.text)
 deepmd_prewarm.safe_empty_cache("cuda")
-report = deepmd_prewarm.prewarm(
-    {"t": (torch.nn.Linear(2, 2), [(torch.ones(1, 2),)])}, progress=False)
-assert report.task("t").error is None
+task = deepmd_prewarm.CompiledTask.from_callable("task", torch.nn.Linear(2, 2))
+deepmd_prewarm.warmup_compiled(task, [torch.ones(1, 2)])
+assert task.is_warm()
 print("END")
 """
     said_there = with_driver(

@@ -56,7 +56,7 @@ class FakeDevice final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return kCount; }
 
   c10::Stream getStream(c10::Device device) const override {
-    return {c10::Stream::UNSAFE, device, streams[index(device)]};
+    return c10::Stream(c10::Stream::UNSAFE, device, streams[index(device)]);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto before = getStream(stream.device());
