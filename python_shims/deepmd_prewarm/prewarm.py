@@ -230,6 +230,7 @@ def _backends(members: dist.ProcessGroup | None, device: str) -> list[BackendRec
     except RuntimeError as error:  # a line less in the report
         _log.warning("deepmd-prewarm: cannot read the group's backends: %s", error)
         return []
+    states.sort(key=lambda state: str(state["device"]))
     return [BackendRecord(**state) for state in states]
 
 

@@ -41,9 +41,9 @@ def _graphs(task: TaskRecord) -> str:
 
 
 def _backends(report: PrewarmReport) -> str:
-    """Tell how the backends of the first rank are, those of others if they differ."""
+    """Name each backend once, whatever devices it serves, and where ranks differ."""
     told = dict.fromkeys(
-        f"{backend.name} on {backend.device}"
+        backend.name
         + (f" {backend.timeout_s:.0f} s" if backend.timeout_s else "")
         + (f", {backend.communicator}" if backend.communicator else "")
         for record in report.ranks
