@@ -48,7 +48,8 @@ bool torch_has_cuda() {
 }
 
 std::string last_error() {
-  const char* text = dlerror();
+  // glibc keeps it for each thread.
+  const char* text = dlerror();  // NOLINT(concurrency-mt-unsafe)
   return text != nullptr ? text : "unknown error";
 }
 
