@@ -2,11 +2,11 @@
 """Meetings of many ranks: time, Store requests, CPU of heartbeats.
 
 Ranks are threads of one process over one TCPStore, so the Store's server, all
-native threads and all meeting threads share this machine's cores. The first
-meeting is not judged: it holds the making of a connection for each rank, for which
-c10d asks the resolver for a host name. Exit code 0 if
-64 ranks agree in under 0.5 s and 512 in under 5 s (median) and a heartbeat costs
-under 0.5 % of a core per rank.
+native threads and all meeting threads share this machine's cores. Connecting is
+measured by itself, as heartbeats do it when the group is made: c10d asks the
+resolver for the host name of each connection, one after the other. Exit code 0 if
+64 ranks agree in under 0.5 s and 512 in under 5 s, the first time and later
+(median), and a heartbeat costs under 0.5 % of a core per rank.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -43,15 +44,28 @@ class Crowd:
         """Requests of each rank so far."""
         return [_library.bridge().requests_sent(me.name) for me in self.ranks]
 
+    def connect(self) -> float:
+        """All start their heartbeats; seconds until each has sent some."""
+        begin = time.perf_counter()
+        self._all(_library.bridge().start_beats)
+        while min(self.requests()) < 3:
+            time.sleep(0.01)
+        return time.perf_counter() - begin
+
     def meet(self) -> float:
         """All meet; seconds from the first one's coming to the last one's leaving."""
+        return self._all(
+            lambda name: torch.ops.deepmd.sync_ranks(name, "bench", "", 0.0)
+        )
+
+    def _all(self, call: Callable[[str], object]) -> float:
         ready = threading.Barrier(len(self.ranks) + 1)
         failed = []
 
         def body(name: str) -> None:
             ready.wait()
             try:
-                torch.ops.deepmd.sync_ranks(name, "bench", "", 0.0)
+                call(name)
             except RuntimeError as error:
                 failed.append(error)
 
@@ -69,6 +83,7 @@ class Crowd:
 def measure(size: int, idle_s: float) -> bool:
     """Print one line for this number of ranks; whether it is fast enough."""
     crowd = Crowd(size)
+    connected = crowd.connect()
     first = crowd.meet()
     later = [crowd.meet() for _ in range(ROUNDS)]
     # From here on each waiting thread looks for Ctrl-C under the GIL: costly only
@@ -89,10 +104,10 @@ def measure(size: int, idle_s: float) -> bool:
     _library.bridge().leave_all(5.0)
     median = statistics.median(later)
     limit = LIMITS_S.get(size)
-    good = (limit is None or median < limit) and cpu < HEARTBEAT_LIMIT
+    good = (limit is None or max(first, median) < limit) and cpu < HEARTBEAT_LIMIT
     print(
-        f"{size:>5} ranks: connecting and first meeting {first:6.3f} s,"
-        f" then median {median:6.3f} s,"
+        f"{size:>5} ranks: connected in {connected:6.3f} s,"
+        f" first meeting {first:6.3f} s, then median {median:6.3f} s,"
         f" worst {max(later):6.3f} s"
         f" | requests a meeting: leader {max(rounds):5.1f},"
         f" others {statistics.median(rounds):4.1f}"
