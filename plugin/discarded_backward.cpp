@@ -34,13 +34,18 @@ Below search_below(const variable_list& roots, const GraphMark& mark) {
   Below below;
   std::unordered_set<const Node*> seen;
   std::vector<Node*> open;
+  // A leaf holds its gradient accumulator weakly: these keep it alive
+  // meanwhile.
+  std::vector<torch::autograd::Edge> edges;
+  edges.reserve(roots.size());
   const auto visit = [&](Node* node) {
     if (node && seen.insert(node).second) {
       open.push_back(node);
     }
   };
   for (const auto& root : roots) {
-    visit(torch::autograd::impl::gradient_edge(root).function.get());
+    edges.push_back(torch::autograd::impl::gradient_edge(root));
+    visit(edges.back().function.get());
   }
   while (!open.empty()) {
     Node* node = open.back();

@@ -13,6 +13,9 @@ import torch
 
 from deepmd_prewarm._operators import ACTING
 
+#: To be changed with what is registered here.
+_CACHE_KEY_TAG = "deepmd_prewarm effects 1"
+
 
 def _register() -> None:
     try:
@@ -30,6 +33,11 @@ def _register() -> None:
         register(operator, EffectType.ORDERED)
         # torch.fx.symbolic_trace records the name without its overload.
         torch.fx.node.has_side_effect(operator.overloadpacket)
+    # torch's compile caches do not ask for effects: a graph from a process that had
+    # registered none would be taken from the disk, without its calls.
+    config = torch.compiler.config
+    if _CACHE_KEY_TAG not in config.cache_key_tag:
+        config.cache_key_tag = f"{config.cache_key_tag} {_CACHE_KEY_TAG}".strip()
 
 
 _register()

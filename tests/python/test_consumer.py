@@ -109,12 +109,24 @@ def test_a_cpp_project_trains_as_python_does(printed: list[list[str]]) -> None:
     assert losses == expected
 
 
-def test_this_project_configures_without_a_cuda_toolkit(tmp_path: Path) -> None:
-    done = configure(tmp_path, ROOT, "-DDEEPMD_PREWARM_TESTS=OFF")
+@pytest.mark.parametrize("cuda", ["AUTO", "OFF"])
+def test_this_project_configures_without_a_cuda_toolkit(
+    cuda: str, tmp_path: Path
+) -> None:
+    # Empty: cmake takes it for found and doesn't look for one itself.
+    done = configure(
+        tmp_path,
+        ROOT,
+        "-DDEEPMD_PREWARM_TESTS=OFF",
+        "-DDEEPMD_PREWARM_NVCC=",
+        f"-DDEEPMD_PREWARM_CUDA={cuda}",
+    )
     assert done.returncode == 0, done.stdout
     rules = (tmp_path / "build" / "build.ninja").read_text()
     assert "libtorch_cpu.so" in rules
-    assert "nvcc" not in rules and "libcudart" not in rules
+    assert "nvcc" not in rules and "cuda_probe" not in rules
+    if cuda == "OFF":
+        assert "libcudart" not in rules
 
 
 def test_another_torch_than_the_library_was_built_for_is_named(tmp_path: Path) -> None:

@@ -201,8 +201,9 @@ def test_plain_import_and_torch_go_on_without_a_library(tmp_path: Path) -> None:
 def test_the_distribution_names_its_torch_and_carries_none() -> None:
     series = ".".join(RELEASE.split(".")[:2])
     assert f"torch=={series}.*" in (requires("deepmd-prewarm") or [])
-    carried = [path.name for path in LIBRARY.parent.glob("*.so*")]
-    assert carried == [LIBRARY.name]
+    carried = {path.name for path in LIBRARY.parent.glob("*.so*")}
+    # The second one only where this was built beside a torch with CUDA.
+    assert carried - {"libdeepmd_prewarm_cuda.so"} == {LIBRARY.name}
 
 
 @pytest.mark.parametrize("first", ["plugin", "deepmd"])

@@ -76,6 +76,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 C10_REGISTER_GUARD_IMPL(PrivateUse1,
                         c10::impl::FakeGuardImpl<c10::DeviceType::PrivateUse1>)
 
+// Nodes are counted by the standard library in torch 2.11, by c10 in 2.15.
+template <typename Node>
+std::weak_ptr<Node> weakly(const std::shared_ptr<Node>& node) {
+  return node;
+}
+template <typename Node>
+c10::weak_intrusive_ptr<Node> weakly(const c10::intrusive_ptr<Node>& node) {
+  return c10::weak_intrusive_ptr<Node>(node);
+}
+
 }  // namespace
 
 namespace deepmd_prewarm {
@@ -165,8 +175,7 @@ TEST(ScalarizeLosses, HoldsNoGraph) {
   const auto weight = torch::ones({1}, at::requires_grad());
   Losses losses;
   losses.insert("loss", weight * 2);
-  const auto node =
-      std::weak_ptr<torch::autograd::Node>(losses.at("loss").grad_fn());
+  const auto node = weakly(losses.at("loss").grad_fn());
   EXPECT_EQ(scalarize_losses(losses, std::nullopt).at("loss"), 2);
   losses.clear();
   EXPECT_TRUE(node.expired());
