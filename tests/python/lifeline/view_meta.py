@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The crash in `apply_view_meta_sequence` that deepmd-kit PR #5449 met, made small.
+"""A crash in `apply_view_meta_sequence`, where deepmd-kit PR #5449 crashed, made small.
 
 What was found: it is no matter of who keeps the traced graph. torch 2.11 writes the
 `ViewMeta` of `_unsafe_view` and `resize_` (FunctionalizeFallbackKernel.h) through a
