@@ -16,6 +16,7 @@
 #include <set>
 
 #include "fake_device.h"
+#include "fake_tensors.h"
 
 namespace deepmd_prewarm {
 namespace {
@@ -99,45 +100,6 @@ FakeHooks& hooks() {
   return *fake;
 }
 
-at::Tensor host_alias(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
-                       tensor.options().device(at::kCPU));
-}
-
-at::Tensor to_device(const at::Tensor& tensor, int index) {
-  auto* allocator = c10::GetAllocator(at::kCPU);
-  auto data = allocator->allocate(tensor.nbytes());
-  std::memcpy(data.get(), tensor.const_data_ptr(), tensor.nbytes());
-  const c10::Device on(kType, static_cast<c10::DeviceIndex>(index));
-  c10::Storage storage(
-      c10::Storage::use_byte_size_t(), tensor.nbytes(),
-      c10::DataPtr(data.get(), data.release_context(), data.get_deleter(), on),
-      allocator, false);
-  auto result = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      tensor.dtype());
-  result.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
-  return result;
-}
-
-at::Tensor fake_view(const at::Tensor& self, at::IntArrayRef sizes) {
-  auto result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(),
-      self.dtype());
-  result.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return result;
-}
-
-at::Tensor fake_cat(const at::ITensorListRef& tensors, int64_t dim) {
-  std::vector<at::Tensor> aliases;
-  int index = 0;
-  for (const auto& tensor : tensors) {
-    aliases.push_back(host_alias(tensor));
-    index = tensor.device().index();
-  }
-  return to_device(at::cat(aliases, dim), index);
-}
-
 at::Tensor fake_copy_from(const at::Tensor& self,
                           const at::Tensor& target,
                           bool non_blocking) {
@@ -180,7 +142,7 @@ class PinnedMemory : public ::testing::Test {
 
 TEST_F(PinnedMemory, TheHostReadsAfterAnEventOnTheStreamInUse) {
   device().streams = {0, 5, 0};
-  const auto copy = copy_to_host(to_device(at::full({2}, 7.F), 1));
+  const auto copy = copy_to_host(to_fake_device(at::full({2}, 7.F), 1));
   EXPECT_EQ(copy[1].item<float>(), 7.F);
   EXPECT_THAT(device().log,
               ElementsAre("copied to pinned with device 1",
@@ -191,7 +153,7 @@ TEST_F(PinnedMemory, TheHostReadsAfterAnEventOnTheStreamInUse) {
 TEST_F(PinnedMemory, LossesTravelOnceForEachDevice) {
   std::vector<NamedLoss> losses;
   for (int i = 0; i < 20; ++i) {
-    losses.push_back({"loss", to_device(at::full({}, i + 0.5), i % 2)});
+    losses.push_back({"loss", to_fake_device(at::full({}, i + 0.5), i % 2)});
   }
   const auto values = read_losses(losses);
   for (int i = 0; i < 20; ++i) {
