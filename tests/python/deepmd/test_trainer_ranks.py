@@ -22,7 +22,9 @@ def two_tasks(data: Data, steps: int) -> dict[str, Any]:
     return multi(tasks, steps=steps, descriptor=GRAPH)
 
 
-# One torchrun job with Inductor: a rank 40 s late, collectives time out after 15 s.
+# One torchrun job with Inductor: a rank 40 s late, collectives time out after 30 s:
+# deepmd-kit's own wait for rank 0's statistics, before us, takes up to 15 on a busy
+# machine. `tests/bench/bench_seed_case.py` has 15 s.
 
 
 def _torchrun(folder: Path, data: Data, *options: str, **more: str) -> Run:
@@ -46,7 +48,7 @@ def late_rank(trainer_data: Data, tmp_path_factory: pytest.TempPathFactory) -> R
         folder,
         trainer_data,
         "--timeout",
-        "15",
+        "30",
         "--report",
         str(folder),
         DP_PREWARM="1",
@@ -58,11 +60,11 @@ def test_a_rank_that_is_late_by_more_than_the_time_out_is_waited_for(
     late_rank: Run,
 ) -> None:
     report = late_rank.report
-    assert report["group_timeout_s"] == 15
+    assert report["group_timeout_s"] == 30
     assert report["world_size"] == 2
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     first = report["ranks"][0]["tasks"][0]
-    assert first["wait_s"] > 15
+    assert first["wait_s"] > 30
 
 
 def test_with_inductor_nothing_compiles_from_step_1_on(late_rank: Run) -> None:
