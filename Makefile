@@ -103,7 +103,6 @@ test-2.15: build-2.15 ## C++ and shim tests with torch 2.15 (part of test)
 # each unlock after a timed lock one "of an unlocked mutex".
 THREADED := compiled_task_test process_watch_test rank_agreement_test \
   release_trace_inputs_test sync_ranks_test warmup_compiled_test
-SUPPRESSIONS := $(CURDIR)/tests/cpp
 test-asan: setup ## C++ tests under ASan + UBSan, then TSan
 	@for kind in address,undefined thread; do \
 	  tree=build/sanitize-$${kind%%,*}; \
@@ -116,7 +115,7 @@ test-asan: setup ## C++ tests under ASan + UBSan, then TSan
 	@cd build/sanitize-address && $(CURDIR)/$(BIN)/ctest -j2 --output-on-failure
 	@$(BIN)/cmake --build build/sanitize-thread --target $(THREADED)
 	@cd build/sanitize-thread && for test in $(THREADED); do \
-	  TSAN_OPTIONS=report_mutex_bugs=0:suppressions=$(SUPPRESSIONS)/tsan.supp \
+	  TSAN_OPTIONS=report_mutex_bugs=0:suppressions=$(CURDIR)/tests/cpp/tsan.supp \
 	  tests/$$test --gtest_brief=1; done
 
 test-trainer: build ## only deepmd-kit's real trainer (part of test): bitwise equality, two ranks

@@ -34,8 +34,7 @@ Below search_below(const variable_list& roots, const GraphMark& mark) {
   Below below;
   std::unordered_set<const Node*> seen;
   std::vector<Node*> open;
-  // A leaf holds its gradient accumulator weakly: these keep it alive
-  // meanwhile.
+  // Keep gradient accumulators alive, which a leaf holds weakly.
   std::vector<torch::autograd::Edge> edges;
   edges.reserve(roots.size());
   const auto visit = [&](Node* node) {

@@ -184,8 +184,9 @@ def prewarm(
             mine.tasks.append(run.record)
     finally:
         view.close()
-    connect_communicators(members, mine.tasks[0].device)
-    mine.backends = _backends(members, mine.tasks[0].device)
+    trained_on = mine.tasks[0].device
+    connect_communicators(members, trained_on)
+    mine.backends = _backends(members, trained_on)
     _gather(report, mine, members, opened)
     entering("training")
     rest()

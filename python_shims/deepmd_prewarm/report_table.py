@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from .report import PrewarmReport, TaskRecord
@@ -52,6 +54,13 @@ def _backends(report: PrewarmReport) -> str:
     return f" ({'; '.join(told)})" if told else ""
 
 
+def _add_section(table: Table, rows: Sequence[Sequence[str]]) -> None:
+    for number, row in enumerate(rows):
+        # Task names are the user's: no markup in them.
+        cells = (Text(cell) for cell in row)
+        table.add_row(*cells, end_section=number == len(rows) - 1)
+
+
 def tabulate(report: PrewarmReport) -> Table:
     """One row per rank and task.
 
@@ -87,6 +96,7 @@ def tabulate(report: PrewarmReport) -> Table:
     if on_device:
         table.add_column("device memory", justify="right")
     for record in report.ranks:
+        rows = []
         for number, task in enumerate(record.tasks):
             row = [
                 str(record.rank) if number == 0 else "",
@@ -109,9 +119,8 @@ def tabulate(report: PrewarmReport) -> Table:
                 row.append(
                     f"{task.device_before / 1e6:.0f} > {task.device_after / 1e6:.0f} MB"
                 )
-            last = number == len(record.tasks) - 1
-            # Task names are the user's: no markup in them.
-            table.add_row(*(Text(cell) for cell in row), end_section=last)
+            rows.append(row)
+        _add_section(table, rows)
     return table
 
 
@@ -139,8 +148,8 @@ def tabulate_alive(report: PrewarmReport) -> Table | None:
         if task.alive is not None
     ]
     for rank, name, alive in audited:
-        for number, one in enumerate(alive):
-            row = [
+        rows = [
+            [
                 str(rank) if number == 0 else "",
                 name if number == 0 else "",
                 one.kind,
@@ -149,10 +158,9 @@ def tabulate_alive(report: PrewarmReport) -> Table | None:
                 str(one.count),
                 megabytes(one.nbytes),
             ]
-            last = number == len(alive) - 1
-            table.add_row(*(Text(cell) for cell in row), end_section=last)
-        if not alive:
-            table.add_row(str(rank), Text(name), "nothing", end_section=True)
+            for number, one in enumerate(alive)
+        ]
+        _add_section(table, rows or [[str(rank), name, "nothing"]])
     return table if audited else None
 
 

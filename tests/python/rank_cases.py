@@ -6,13 +6,16 @@ from __future__ import annotations
 import copy
 import gc
 import hashlib
+import os
 import pickle
 import random
+import tempfile
 import threading
 import time
 import traceback
 import weakref
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -370,8 +373,6 @@ def late_rank(rank: int) -> dict[str, Any]:
 def degraded(rank: int, strict: bool) -> dict[str, Any]:
     """The library is missing on rank 1."""
     import logging
-    import os
-    from unittest import mock
 
     from deepmd_prewarm import _library
 
@@ -492,24 +493,17 @@ def stagger(rank: int, late: list[int]) -> dict[str, Any]:
 
 def broken_cache(rank: int, broken: list[int]) -> dict[str, Any]:
     """Field case B7: the compiler's cache folder cannot be written on some ranks."""
-    import os
-    import tempfile
-
     net = torch.nn.Linear(3, 1)
     task = PrewarmTask("a", compiled(net, backend="inductor"), [(torch.ones(2, 3),)])
-    kept = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         # No folder can be made below a file, for root neither.
         place = f"{folder}/cache"
         if rank in broken:
             with open(place, "w") as file:
                 file.write("not a folder")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{place}/inductor"
-        try:
+        cache = {"TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor"}
+        with mock.patch.dict(os.environ, cache):
             failed = raised(lambda: prewarm([task], progress=False))
-        finally:
-            os.environ.clear()
-            os.environ.update(kept)
         between = group_works()
     torch._dynamo.reset()
     report = prewarm([task], progress=False)

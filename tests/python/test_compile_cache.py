@@ -14,7 +14,7 @@ import pytest
 from fresh_process import output
 from library_copies import LIBRARY, OTHER_VERSION, make_copies
 
-PROGRAM = """
+FUNCTION = """
 import torch, torch._inductor.config
 # Else six subprocesses that import torch, to ask for CPU features.
 torch._inductor.config.cpp.vec_isa_ok = True
@@ -23,6 +23,9 @@ def program(x):
     torch.ops.deepmd.release_trace_inputs([x])
     torch.ops.deepmd.safe_empty_cache(torch.device("cpu"))
     return y @ y
+"""
+PROGRAM = f"""
+{FUNCTION}
 compiled = torch.compile(program)
 def step():
     x = torch.ones(4, 4) / 4
@@ -51,20 +54,14 @@ LONG = pytest.mark.faults
 WITH = "import deepmd_prewarm; deepmd_prewarm.load()\n" + PROGRAM
 WITHOUT = f"import torch; torch.ops.load_library({str(LIBRARY)!r})\n" + PROGRAM
 # As a process that has the library and fakes of its own, or an old plugin.
-NO_EFFECTS = """
+NO_EFFECTS = f"""
 import torch
 torch.library._register_effectful_op = lambda *operator: None
 torch.fx.node.has_side_effect = lambda operator: operator
 import deepmd_prewarm
 deepmd_prewarm.load()
 torch.compiler.config.cache_key_tag = ""
-import torch._inductor.config
-torch._inductor.config.cpp.vec_isa_ok = True
-def program(x):
-    y = x @ x
-    torch.ops.deepmd.release_trace_inputs([x])
-    torch.ops.deepmd.safe_empty_cache(torch.device("cpu"))
-    return y @ y
+{FUNCTION}
 torch.compile(program)(torch.ones(4, 4) / 4)
 print("filled")
 """

@@ -11,6 +11,8 @@
 #include <map>
 #include <vector>
 
+#include "../plugin/fake_capture.h"
+
 namespace deepmd_prewarm {
 namespace {
 
@@ -124,23 +126,10 @@ void FakeHostAllocator::empty_cache() {
   current_when_emptied.push_back(guard().current);
 }
 
-int capturing_on = -1;  // index of the device whose stream captures
-
 }  // namespace
-}  // namespace deepmd_prewarm
 
-// Found before the CUDA runtime that torch has loaded: the program exports
-// them.
-extern "C" {
-DEEPMD_PREWARM_API int cudaStreamIsCapturing(void*, int* status) {
-  using deepmd_prewarm::capturing_on;
-  *status = deepmd_prewarm::guard().current == capturing_on ? 1 : 0;
-  return 0;
-}
-DEEPMD_PREWARM_API int cudaGetLastError() { return 0; }
-}
+int current_fake_device() { return guard().current; }
 
-namespace deepmd_prewarm {
 namespace {
 
 class SafeEmptyCache : public ::testing::Test {

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "fake_capture.h"
 #include "fake_device.h"
 
 namespace deepmd_prewarm {
@@ -43,23 +44,10 @@ struct FakeAllocator final : c10::Allocator {
   void copy_data(void*, const void*, size_t) const override {}
 };
 
-int capturing_on = -1;  // index of the device whose current stream captures
-
 }  // namespace
-}  // namespace deepmd_prewarm
 
-// Found before the CUDA runtime that torch has loaded: the program exports
-// them.
-extern "C" {
-DEEPMD_PREWARM_API int cudaStreamIsCapturing(void*, int* status) {
-  using deepmd_prewarm::capturing_on;
-  *status = deepmd_prewarm::device().current == capturing_on ? 1 : 0;
-  return 0;
-}
-DEEPMD_PREWARM_API int cudaGetLastError() { return 0; }
-}
+int current_fake_device() { return device().current; }
 
-namespace deepmd_prewarm {
 namespace {
 
 at::Tensor tensor_on(int index, int64_t numel = 4) {
